@@ -15,14 +15,11 @@ settings.load_profile('fixed')
 
 MARKS = {
     'alone': {
-        'test_answer_speed',
+        'test_speed',
         'test_bench',
-        'test_engine_speed',
         'test_executor_net',
         'test_executor_pool',
         'test_executor_watchdog',
-        'test_executor_worked',
-        'test_lower_speed',
     },
     'waits': {
         'test_executor_command',

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from every import some
-from test_written_out import SMALLER
+from test_without_effect import SMALLER
 
 from simpar import cli
 from simpar.files import read_csv

@@ -3,16 +3,20 @@
 import dataclasses
 from math import log2
 from statistics import median
+from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.cost.collective import ClusterCollectives, demand
+from simpar.cost.costs import Block, Entries
 from simpar.cost.formula import share, steps
 from simpar.hardware import Tables
+from simpar.layout import Axis, Step, StepKind
 from simpar.profiles import cluster, load_profile, read_table, shaped
-from simpar.program import OpClass
+from simpar.program import COLLECTIVES, OpClass
 
 MIB = 2.0**20
 GIB = 2.0**30
@@ -410,3 +414,63 @@ def test_over_symmetric_memory_small_sums_of_a_node_are_quicker(tables):
             cost, before = (made.cost(collective('all_gather', size), group) for made in (few, usual))
             assert seconds(cost) <= seconds(before)
             assert seconds(cost) == seconds(before) or len(group) > 2
+
+
+# The table of collectives agrees with the formulas of rings and with the algebra of layouts
+
+
+LISTED = [name for name in COLLECTIVES if name != 'send_recv']
+
+
+def test_every_collective_of_layouts_stands_in_the_table():
+    assert set(get_args(StepKind)) - {'slice', 'pad'} == set(LISTED)
+
+
+@pytest.mark.parametrize('name', COLLECTIVES)
+def test_a_gradient_goes_back_the_other_way(name):
+    one = COLLECTIVES[name]
+    back = COLLECTIVES[one.gradient]
+    assert (back.gives, back.gets, back.gradient) == (one.gets, one.gives, name)
+
+
+@pytest.mark.parametrize('name', LISTED)
+def test_a_ring_sends_what_a_step_of_a_redistribution_receives(name):
+    """Of a vector of 12 over 4 ranks, by the formula of a port and by the layouts' count of elements."""
+    one = COLLECTIVES[name]
+    step = Step(name, (Axis(4, 1),), (int(one.part(one.gives, 12, 4)),), (int(one.part(one.gets, 12, 4)),))
+    assert share('ring', name, 4) * 12 == float(step.elements) == one.passes * 9
+    assert steps('ring', name, 4) == one.passes * 3
+
+
+# Entries of thousands of groups are equal where every group's message is
+
+
+def drawn(chance, alphas=(1.0, 2.0), links=3):
+    """Entries of four groups in one or two blocks; small numbers, so that many are equal."""
+    order = chance.permutation(4)
+    found = []
+    for rows in np.split(order, [int(chance.integers(1, 4))]):
+        width = int(chance.integers(1, 3))
+        over = chance.integers(0, links, (len(rows), width))
+        parts = tuple(chance.choice([0.5, 1.0], width).tolist())
+        found.append(Block(rows, float(chance.choice(alphas)), 1.0, over, parts, (1,) * width))
+    return Entries(tuple(found))
+
+
+def test_entries_are_equal_where_all_their_messages_are():
+    chance = np.random.default_rng(7)
+    # One link and one latency: blocks differ, and often say the same.
+    some = [drawn(chance, alphas=(1.0,), links=1) for _ in range(40)] + [drawn(chance) for _ in range(40)]
+    told = [(one == other, tuple(one) == tuple(other)) for one in some for other in some]
+    assert all(arrays == messages for arrays, messages in told)
+    assert len(some) < sum(equal for equal, _ in told) < len(told)
+
+
+@pytest.mark.parametrize('other', [(), 'entries', None])
+def test_entries_are_no_other_thing(other):
+    assert drawn(np.random.default_rng(0)) != other
+
+
+def test_entries_are_a_tuple_of_their_messages():
+    entries = drawn(np.random.default_rng(0))
+    assert entries == tuple(entries)

@@ -1,13 +1,20 @@
 """What each rule of the simulator does, one small program at a time."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from engine_programs import role_of
 from plain_costs import plain_costs
+from worked import worked_costs, worked_program
 
+from simpar.cost.costs import Communication, costs_from_dict, costs_to_dict
+from simpar.critical_path import critical_path
 from simpar.engine import simulate
-from simpar.errors import ProgramError
-from simpar.program import OpClass, Partition, Program
+from simpar.engine.fold import fold
+from simpar.engine.queues import before_in_queues, queues_of
+from simpar.errors import Deadlock, ProgramError
+from simpar.program import OpClass, Partition, Program, grid
 
 STREAMS = ('compute', 'communication', 'other')
 BOTH = {'all': Partition('all', np.array([[0, 1]], dtype=np.int32))}
@@ -216,3 +223,336 @@ def test_unlike_ops_that_meet_in_a_collective_are_refused_on_every_engine():
 
 def _alone(program):
     return plain_costs(program, lambda op: 0.0, lambda op: (0.0, 1.0))
+
+
+# A program that cannot finish is drawn: what every stream waits for, on one screen
+
+
+def costs_of(program):
+    return plain_costs(program, lambda op: 1.0, lambda op: (0.0, 1.0))
+
+
+def pairs(world):
+    return np.arange(world, dtype=np.int32).reshape(-1, 2)
+
+
+def drawing(program, **options):
+    """The lines of the error, without the padding of columns."""
+    with pytest.raises(Deadlock) as caught:
+        simulate(program, costs_of(program), **options)
+    return [' '.join(line.split()) for line in str(caught.value).splitlines()]
+
+
+def collective(name, partition):
+    return OpClass(name, 'collective', 'all_reduce', 'F', partition=partition)
+
+
+def crossed(world=2):
+    """Two communicators on one stream, which even ranks use in one order and odd ranks in the other."""
+    roles = (
+        role_of('even', [(0, 0), (1, 0)], [[], []], [], ('communication',)),
+        role_of('odd', [(1, 0), (0, 0)], [[], []], [], ('communication',)),
+    )
+    partitions = {name: Partition(name, pairs(world)) for name in 'pq'}
+    op_classes = (collective('first', 'p'), collective('second', 'q'))
+    return Program(roles, np.arange(world, dtype=np.int32) % 2, partitions, op_classes, ())
+
+
+def test_two_communicators_in_opposite_orders():
+    title, *lines = drawing(crossed())
+    assert 'deadlock' in title
+    assert lines == [
+        'rank 0 communication step 1: first waits for rank 1',
+        'rank 1 communication step 1: second waits for rank 0',
+    ]
+
+
+def test_alike_ranks_are_drawn_once():
+    _, *lines = drawing(crossed(world=8))
+    assert lines == [
+        'ranks 0, 2, 4, 6 communication step 1: first waits for rank 1',
+        'ranks 1, 3, 5, 7 communication step 1: second waits for rank 0',
+    ]
+
+
+def test_a_stream_behind_a_stuck_one_says_what_it_needs():
+    roles = (
+        role_of('one', [(0, 0), (2, 1)], [[], [0]], [], ('communication', 'compute')),
+        role_of('two', [(1, 0), (0, 0)], [[], []], [], ('communication',)),
+    )
+    partitions = {name: Partition(name, pairs(2)) for name in 'pq'}
+    op_classes = (collective('first', 'p'), collective('second', 'q'), OpClass('after', 'compute', 'matmul', 'F'))
+    lines = drawing(Program(roles, np.array([0, 1], dtype=np.int32), partitions, op_classes, ()))
+    assert lines[2] == 'rank 0 compute step 1: after needs first'
+
+
+def lonely(slots, needs, carry, op_classes):
+    """Rank 0 has these slots; rank 1 has one collective over both, ``both``, which is op class 0."""
+    streams = ('communication', 'compute')
+    roles = (role_of('one', slots, needs, carry, streams), role_of('two', [(0, 0)], [[]], [], streams))
+    partitions = {'p': Partition('p', pairs(2))}
+    return Program(roles, np.array([0, 1], dtype=np.int32), partitions, (collective('both', 'p'), *op_classes), ())
+
+
+def test_a_peer_that_has_finished_never_comes():
+    _, line = drawing(lonely([(0, 0), (0, 0)], [[], []], [], ()), steps=1)
+    assert line == 'rank 0 communication step 1: both waits for rank 1, finished'
+
+
+def test_the_time_is_that_of_the_last_thing_that_happened():
+    program = lonely([(0, 0), (1, 1), (0, 0)], [[], [], []], [], (OpClass('work', 'compute', 'matmul', 'F'),))
+    # Beside the collective the compute op would take until 2 s, but that is over after 1 s.
+    costs = replace(costs_of(program), beside_communication=np.full(2, 0.5))
+    with pytest.raises(Deadlock, match=r'deadlock at 1\.5 s'):
+        simulate(program, costs, steps=1)
+
+
+def test_needs_in_a_circle():
+    role = role_of('one', [(0, 0), (1, 1)], [[1], [0]], [], ('a', 'b'))
+    op_classes = (OpClass('x', 'compute', 'matmul', 'F'), OpClass('y', 'compute', 'matmul', 'F'))
+    program = Program((role,), np.zeros(1, dtype=np.int32), {}, op_classes, ())
+    _, *lines = drawing(program)
+    assert lines == ['rank 0 a step 1: x needs y', 'rank 0 b step 1: y needs x']
+
+
+def test_a_ring_of_sends_waits_for_receives_behind_them():
+    op_classes = (
+        OpClass('give', 'send', 'send', 'F', partition='p', peer=1),
+        OpClass('take', 'recv', 'recv', 'F', partition='p', peer=-1),
+    )
+    role = role_of('all', [(0, 0), (1, 0)], [[], []], [], ('communication',))
+    ring = {'p': Partition('p', np.arange(3, dtype=np.int32).reshape(1, 3))}
+    program = Program((role,), np.zeros(3, dtype=np.int32), ring, op_classes, ())
+    _, *lines = drawing(program, unfold=True)
+    assert lines == [f'rank {rank} communication step 1: give waits for rank {(rank + 1) % 3}' for rank in range(3)]
+    _, line = drawing(program)
+    assert line == 'ranks 0-2 communication step 1: give waits for rank 1'
+
+
+# Work queues: what is issued behind something that waits waits too, by hand, and every machine to the bit
+
+
+QUEUED = ('compute', 'tensor', 'data')
+
+
+def costs_on_queues(program, lengths, queues):
+    """Costs of so many seconds for each op class, on the device or between two."""
+    seconds = dict(zip((op.name for op in program.op_classes), map(float, lengths), strict=True))
+    return plain_costs(program, lambda op: seconds[op.name], lambda op: (0.0, seconds[op.name]), work_queues=queues)
+
+
+def layers(orders):
+    """Two ranks: b0 and b1 of backward, a sum of gradients behind each, and a last product; each rank in its order."""
+    op_classes = (
+        *(OpClass(name, 'compute', 'matmul', 'I') for name in ('b0', 'b1', 'b2')),
+        *(OpClass(name, 'collective', 'all_reduce', 'W', partition='p') for name in ('s0', 's1')),
+    )
+    stream = {'b': 0, 's': 2}
+    roles = []
+    for number, order in enumerate(orders):
+        names = order.split()
+        slots = [([op.name for op in op_classes].index(name), stream[name[0]]) for name in names]
+        needs = [[names.index('b' + name[1])] if name[0] == 's' else [] for name in names]
+        roles.append(role_of(f'rank{number}', slots, needs, [], QUEUED))
+    partitions = {'p': Partition('p', np.arange(2, dtype=np.int32).reshape(1, 2))}
+    return Program(tuple(roles), np.arange(2, dtype=np.int32), partitions, op_classes, ())
+
+
+def ends(program, costs, steps=1, **how):
+    times = simulate(program, costs, steps=steps, **how).times_of(0)
+    role = program.role(0)
+    return [dict(zip([program.op(role, k).name for k in range(len(role))], row, strict=True)) for row in times.end_KS]
+
+
+def test_sums_of_gradients_that_wait_for_one_another_hold_up_the_backward():
+    """s1 is first in the queue from 2 s on, and waits for s0 until 11 s: b2, issued behind it, starts then."""
+    program = layers(['b0 s0 b1 s1 b2'] * 2)
+    lengths = np.array([1.0, 1.0, 1.0, 10.0, 10.0])
+    (free,), (one,) = (ends(program, costs_on_queues(program, lengths, queues)) for queues in (2, 1))
+    assert free == {'b0': 1.0, 's0': 11.0, 'b1': 2.0, 's1': 21.0, 'b2': 3.0}
+    assert one == {'b0': 1.0, 's0': 11.0, 'b1': 2.0, 's1': 21.0, 'b2': 12.0}
+
+
+def test_what_is_on_its_way_holds_up_nothing():
+    """One sum at a time is overlapped with one queue, too: it has left the queue when it arrives."""
+    program = layers(['b0 s0 b1 b2 s1'] * 2)
+    lengths = np.array([1.0, 1.0, 1.0, 10.0, 10.0])
+    (one,) = ends(program, costs_on_queues(program, lengths, 1))
+    assert one == {'b0': 1.0, 's0': 11.0, 'b1': 2.0, 'b2': 3.0, 's1': 21.0}
+
+
+def test_a_queue_goes_on_in_the_next_step():
+    """b0 of step 2 stands behind s1 of step 1, which waits for s0 until 11 s."""
+    program = layers(['b0 s0 b1 b2 s1'] * 2)
+    lengths = np.array([1.0, 1.0, 1.0, 10.0, 10.0])
+    _, second = ends(program, costs_on_queues(program, lengths, 1), steps=2)
+    # s0 of step 2 arrives at 12 s, and is behind s1 of step 1 on its stream until 21 s; b1 is behind it in the queue.
+    assert second == {'b0': 12.0, 's0': 31.0, 'b1': 22.0, 'b2': 23.0, 's1': 41.0}
+
+
+def test_a_message_arrives_before_its_peer_does():
+    """Rank 1 reaches s0 at 9 s: on rank 0 it has left the queue at 1 s, and b1 starts."""
+    program = layers(['b0 s0 b1 b2 s1', 'b2 b0 s0 b1 s1'])
+    lengths = np.array([1.0, 1.0, 8.0, 1.0, 1.0])
+    (one,) = ends(program, costs_on_queues(program, lengths, 1))
+    assert one['b1'] == 2.0
+    assert one['s0'] == 10.0
+
+
+def test_orders_that_differ_between_ranks_deadlock_where_streams_share_a_queue():
+    """Two communicators, each rank calling its own first: fine on two queues, and told in plain words on one."""
+    op_classes = (
+        *(OpClass(name, 'collective', 'all_reduce', 'F', partition=name[0]) for name in ('p', 'q')),
+        *(OpClass(f'{name}.again', 'collective', 'all_reduce', 'F', partition=name[0]) for name in ('p', 'q')),
+    )
+    slots = [(0, 0), (2, 0), (1, 1), (3, 1)]
+    roles = (role_of('one', slots, [[]] * 4, [], QUEUED), role_of('two', slots[2:] + slots[:2], [[]] * 4, [], QUEUED))
+    pair = np.arange(2, dtype=np.int32).reshape(1, 2)
+    program = Program(roles, np.arange(2, dtype=np.int32), {n: Partition(n, pair) for n in 'pq'}, op_classes, ())
+    costs = costs_on_queues(program, np.ones(4), 2)
+    assert simulate(program, costs, steps=1).step == 2.0
+    with pytest.raises(Deadlock) as caught:
+        simulate(program, replace(costs, work_queues=1), steps=1)
+    _, *lines = [' '.join(line.split()) for line in str(caught.value).splitlines()]
+    assert lines == [
+        'rank 0 compute step 1: p waits for rank 1',
+        'rank 0 tensor step 1: q waits in its work queue behind p.again',
+        'rank 1 compute step 1: p waits in its work queue behind q.again',
+        'rank 1 tensor step 1: q waits for rank 0',
+    ]
+
+
+def test_streams_take_queues_in_turns_as_they_are_first_used():
+    streams = np.array([2, 2, 0, 1, 0, 3, 2])
+    assert queues_of(streams, 1) == [[2, 0, 1, 3]]
+    assert queues_of(streams, 2) == [[2, 1], [0, 3]]
+    assert queues_of(streams, 3) == [[2, 3]]
+    assert queues_of(streams, 4) == []
+    assert before_in_queues(streams, 2).tolist() == [-1, 0, -1, 1, 2, 4, 3]
+
+
+def test_the_critical_path_goes_on_to_what_held_up_the_queue():
+    program = layers(['b0 s0 b1 s1 b2'] * 2)
+    lengths = np.array([1.0, 1.0, 30.0, 10.0, 10.0])
+    costs = costs_on_queues(program, lengths, 1)
+    path = critical_path(simulate(program, costs, steps=1), costs)
+    assert [(part.op.name, part.seconds) for part in path.segments] == [('b0', 1.0), ('s0', 10.0), ('b2', 30.0)]
+    assert path.summary.endswith('On it 1 op waits in a work queue, b2 behind s1.')
+
+
+def test_what_stands_behind_in_a_queue_waits_until_the_host_has_issued_what_is_before():
+    """Time before an op is its host's where the host holds it up, with queues as without."""
+    program = layers(['b0 s0 b1 s1 b2'] * 2)
+    costs = replace(costs_on_queues(program, np.ones(5), 1), host=np.full(5, 8.0))
+    path = critical_path(simulate(program, costs, steps=1), costs)
+    assert [(part.kind, part.seconds) for part in path.segments] == [('host', 40.0), ('compute', 1.0)]
+
+
+def test_costs_that_are_written_keep_their_queues():
+    program = layers(['b0 s0 b1 s1 b2'] * 2)
+    costs = costs_on_queues(program, np.ones(5), 1)
+    assert costs_from_dict(costs_to_dict(costs), program).work_queues == 1
+    with pytest.raises(ValueError, match='work_queues: not a number'):
+        costs_from_dict({**costs_to_dict(costs), 'work_queues': -1}, program)
+
+
+@pytest.mark.parametrize('engine', ['simpy', 'python', 'compiled'])
+def test_what_needs_an_op_issued_behind_it_deadlocks_where_streams_share_a_queue(engine):
+    op_classes = (OpClass('late', 'compute', 'matmul', 'F'), OpClass('early', 'compute', 'matmul', 'F'))
+    role = role_of('one', [(0, 0), (1, 1)], [[1], []], [], QUEUED)
+    program = Program((role,), np.zeros(1, dtype=np.int32), {}, op_classes, ())
+    assert simulate(program, costs_on_queues(program, np.ones(2), 2), steps=1, engine=engine).step == 2.0
+    with pytest.raises(Deadlock) as caught:
+        simulate(program, costs_on_queues(program, np.ones(2), 1), steps=1, engine=engine)
+    _, *lines = [' '.join(line.split()) for line in str(caught.value).splitlines()]
+    assert lines == [
+        'rank 0 compute step 1: late needs early',
+        'rank 0 tensor step 1: early waits in its work queue behind late',
+    ]
+
+
+# Ranks that behave alike share a lane, and nobody can tell
+
+
+def assert_same_spans(one, other):
+    for rank in range(one.program.world):
+        for name in ('arrive_KS', 'start_KS', 'end_KS'):
+            np.testing.assert_array_equal(getattr(one.times_of(rank), name), getattr(other.times_of(rank), name))
+
+
+def mesh(demand=lambda group: (0, 0.5), slow=None, data=2, tensor=4):
+    """Compute, all-reduce over tensor, compute, all-reduce over data; ``demand``: (link, share) of a tensor group."""
+    partitions = grid(data * tensor, {'data': data, 'tensor': tensor})
+    op_classes = (
+        OpClass('work', 'compute', 'matmul', 'F'),
+        OpClass('inner', 'collective', 'all_reduce', 'F', partition='tensor'),
+        OpClass('outer', 'collective', 'all_reduce', 'F', partition='data'),
+    )
+    slots = [(0, 0), (1, 1), (0, 0), (2, 1)]
+    role = role_of('all', slots, [[], [0], [1], [2]], [], ('compute', 'communication'))
+    world = data * tensor
+    speed = np.ones(world)
+    if slow is not None:
+        speed[slow] = 0.5
+    program = Program((role,), np.zeros(world, dtype=np.int32), partitions, op_classes, ())
+    links = ('first', 'second')
+    costs = plain_costs(program, lambda op: 4.0, lambda op: (0.0, 1.0), links=links, rank_speed=speed)
+    costs.communication[1] = tuple(Communication(0.0, 3.0, (demand(group),)) for group in range(data))
+    return program, costs
+
+
+def test_alike_ranks_are_one_lane_and_their_groups_load_a_link_together():
+    trace = simulate(*mesh(demand=lambda group: (0, 1.0)), steps=1)
+    assert trace.representative_of_rank.tolist() == [0] * 8
+    assert trace.cold_step == 4 + 2 * 3 + 4 + 1, 'two groups share the link, so each goes at half speed'
+
+
+def test_groups_with_links_of_their_own_are_still_one_lane():
+    trace = simulate(*mesh(demand=lambda group: (group, 1.0)), steps=1)
+    assert trace.representative_of_rank.tolist() == [0] * 8
+    assert trace.cold_step == 4 + 3 + 4 + 1
+
+
+def test_links_that_are_loaded_alike_are_one_link_too():
+    program, costs = mesh(demand=lambda group: (group, 1.0))
+    messages, groups = costs.communication[1], np.array([0, 1])
+    assert fold(program, costs).load(messages, groups) == ((0, 1.0),)
+    assert fold(program, costs, unfold=True).load(messages, groups) == ((0, 1.0), (1, 1.0))
+
+
+def test_groups_that_load_links_differently_are_lanes_of_their_own():
+    trace = simulate(*mesh(demand=lambda group: (group, [1.0, 0.5][group])), steps=1)
+    assert trace.representative_of_rank.tolist() == [0] * 4 + [1] * 4
+
+
+def test_a_slow_rank_splits_off_only_what_it_touches_differently():
+    trace = simulate(*mesh(slow=1), steps=1)
+    # itself | its tensor group | its data group | the rest
+    assert trace.representative_of_rank.tolist() == [0, 1, 0, 0, 2, 3, 2, 2]
+    assert [lane.rank for lane in trace.representatives] == [0, 1, 4, 5]
+
+
+def test_who_sends_and_who_receives_tells_ranks_apart():
+    # a ring of roles z x y y x z: by its two neighbours alone a rank is like the other one of its role
+    op_classes = (
+        OpClass('give', 'send', 'send', 'F', partition='ring', peer=1),
+        OpClass('take', 'recv', 'recv', 'F', partition='ring', peer=-1),
+    )
+    roles = tuple(
+        role_of(name, slots, [[], []], [], ('communication',))
+        for name, slots in {'z': [(0, 0), (1, 0)], 'x': [(1, 0), (0, 0)], 'y': [(0, 0), (1, 0)]}.items()
+    )
+    role_of_rank = np.array([0, 1, 2, 2, 1, 0], dtype=np.int32)
+    program = Program(roles, role_of_rank, grid(6, {'ring': 6}), op_classes, ())
+    costs = plain_costs(program, lambda op: 0.0, lambda op: (0.0, 1.0))
+    trace = simulate(program, costs, steps=1)
+    assert trace.representative_of_rank.tolist() == [*range(6)]
+    # 0 → 1 and 3 → 4, then 2 → 3 and 5 → 0, then 1 → 2 and 4 → 5
+    assert trace.cold_step == 3
+    assert_same_spans(trace, simulate(program, costs, steps=1, unfold=True))
+
+
+def test_folding_that_is_not_exact_is_refused():
+    program = worked_program()
+    with pytest.raises(ValueError, match=r"ranks 0 and 1 share role 'all' but behave differently"):
+        simulate(program, worked_costs(program, slow={1: 0.5}), unfold=False)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_engine_queues import costs_of, layers
+from test_engine_semantics import costs_of, layers
 
 from simpar.cost.costs import Communication
 from simpar.engine import simulate

@@ -1,18 +1,27 @@
 """Memory: the worked program's by hand, lives over the step boundary, pipelines, and the answer in words."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pytest
+from every import draws
+from hypothesis import given
+from hypothesis import strategies as st
+from plain_costs import random_costs
 from worked import worked_costs, worked_program
 
+import simpar
+from simpar.case import memory_notes
 from simpar.engine import simulate
+from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
-from simpar.memory import Room, memory, memory_to_dict, peak_summary, sequential
-from simpar.model import Dense, Network
+from simpar.memory import Room, check_fit, memory, memory_to_dict, peak_summary, sequential
+from simpar.model import Dense, Network, Relu
 from simpar.plans import Plan
-from simpar.program import OpClass, ProgramBuilder, Tensor
+from simpar.program import KINDS, OpClass, ProgramBuilder, Tensor, instance
 from simpar.trace import RankTimes, Trace
-from simpar.workload import Workload
+from simpar.workload import Adam, Transformer, Workload
 
 WORKED = worked_program()
 
@@ -169,3 +178,162 @@ def test_the_answer_in_words_and_as_an_object():
     assert answer['ranks'][0]['slices'] == [
         {'micro_batch': 0, 'copy': 0, 'bytes': 32}, {'micro_batch': 0, 'copy': 1, 'bytes': 64},
     ]  # fmt: skip
+
+
+# Memory: laws on lowered programs under random times, what fits, and how soon it is known
+
+
+SETTINGS = draws(20)
+
+
+def slowed_costs(program, seed):
+    """A collective halves the speed of what computes beside it."""
+    return random_costs(program, seed, beside_communication=np.full(len(program.op_classes), 0.5))
+
+
+PLANS = st.builds(
+    Plan, data=st.sampled_from([1, 2]), tensor=st.sampled_from([1, 2, 4]), sequence_parallel=st.booleans(),
+    copies=st.sampled_from([1, 2, 4]), reduce=st.sampled_from(['early', 'late']),
+    streams=st.sampled_from(['group', 'messages', 'single']),
+)  # fmt: skip
+MODELS = st.sampled_from(
+    [
+        Transformer(layers=2, hidden=16, heads=4, vocab=32, sequence=8),
+        Network(layers=(Dense(inputs=8, outputs=16), Relu(), Dense(inputs=16, outputs=8))),
+    ]
+)
+
+
+def lowered(model, plan, batch=16):
+    workload = Workload(model=model, batch=batch, precision='fp16', optimizer=Adam())
+    return lower(workload, plan, plan.data * plan.tensor)
+
+
+@SETTINGS
+@given(model=MODELS, plan=PLANS, seed=st.integers(0, 99))
+def test_laws_of_a_peak(model, plan, seed):
+    """No less than what always stays; the sum of its kinds, whose activations are the sum of their operators; reached
+    when it is said to be, and no earlier; what the step begins with it ends with."""
+    program = lowered(model, plan)
+    rank = memory(simulate(program, slowed_costs(program, seed), steps=3), flattened=True).rank(0)
+    line, peak = rank.by_kind(), rank.peak
+    assert peak.bytes == line.total.max() == sum(peak.kinds.values()) >= rank.always > 0
+    assert sum(peak.operators.values()) == peak.kinds['activation']
+    assert sum(rank.by_kind().at(peak.time).values()) == sum(live.bytes for live in rank.live(peak.time)) == peak.bytes
+    assert (line.bytes >= 0).all()
+    assert np.array_equal(rank.by_operator().total, line.total)
+    assert (line.bytes[:, line.names.index('parameter')] == line.bytes[0, line.names.index('parameter')]).all()
+
+
+@SETTINGS
+@given(model=MODELS, plan=PLANS)
+def test_copies_raise_neither_parameters_nor_states_nor_gradients(model, plan):
+    kinds = [memory(sequential(lowered(model, replace(plan, copies=copies)))).ranks[0] for copies in (1, plan.copies)]
+    for kind in ('parameter', 'state', 'gradient'):
+        one, many = (rank.by_kind() for rank in kinds)
+        assert one.bytes[:, one.names.index(kind)].max() == many.bytes[:, many.names.index(kind)].max()
+
+
+@SETTINGS
+@given(model=MODELS, plan=PLANS)
+def test_freeing_nothing_holds_all_that_is_ever_written(model, plan):
+    program = lowered(model, plan)
+    role = program.roles[0]
+    touched = {
+        instance(program.tensor[name], 0, int(role.copy[slot]))
+        for slot in range(len(role))
+        for op in [program.op(role, slot)]
+        for name in (*op.reads, *op.writes, *op.accumulates)
+    }
+    everything = sum(program.local_bytes(program.tensor[name]) for name, _, _ in touched)
+    unfreed = program.replace(op_classes=tuple(replace(op, frees=()) for op in program.op_classes))
+    for rank in (
+        memory(sequential(program), always=set(KINDS)).ranks[0],
+        memory(sequential(unfreed), always={*KINDS} - {'activation', 'gradient'}).ranks[0],
+    ):
+        assert rank.always == rank.peak.bytes == everything
+
+
+@SETTINGS
+@given(plan=PLANS, seed=st.integers(0, 99), ticks=st.integers(0, 2**30))
+def test_a_later_clock_changes_nothing(plan, seed, ticks):
+    program = lowered(Transformer(layers=1, hidden=16, heads=4, vocab=32, sequence=8), plan)
+    trace = simulate(program, slowed_costs(program, seed), steps=3)
+    shift = ticks / 2**20
+    later = replace(
+        trace,
+        representatives=tuple(
+            replace(lane, arrive_KS=lane.arrive_KS + shift, start_KS=lane.start_KS + shift, end_KS=lane.end_KS + shift)
+            for lane in trace.representatives
+        ),
+    )
+    mine, other = (memory(side).ranks[0] for side in (trace, later))
+    assert totals(mine) == totals(other)
+    assert mine.peak == other.peak
+
+
+GPT = Transformer(layers=2, hidden=32, heads=4, vocab=64, sequence=16)
+
+
+@pytest.mark.parametrize('plan', [Plan(data=1), Plan(data=1, tensor=2, copies=2), Plan(data=2, copies=2)])
+def test_the_largest_batch_that_fits_does_and_the_next_does_not(plan):
+    """Issue order does not depend on the batch, so the sentence is held against the program of that batch."""
+    step = plan.data * plan.copies
+    peaks = [memory(sequential(lowered(GPT, plan, batch * step))).peak for batch in (8, 9)]
+    size = sum(peaks) / 2
+    whole = memory(sequential(lowered(GPT, plan, 24 * step)))
+    with pytest.raises(Infeasible, match=rf'a batch of {8 * step} instead of {24 * step} would fit') as error:
+        check_fit(whole, Room(size=size), batch=24 * step, multiple=step)
+    assert whole.fullest.peak.action in str(error.value)
+    check_fit(whole, Room(size=whole.peak), batch=24 * step, multiple=step)
+
+
+def test_where_no_batch_fits_it_says_what_alone_is_too_much():
+    held = memory(sequential(lowered(GPT, Plan(data=1))))
+    with pytest.raises(Infeasible, match='no batch would fit, for parameters, gradients and states alone take'):
+        check_fit(held, Room(size=held.fullest.always), batch=16)
+    with pytest.raises(Infeasible, match='not even the smallest batch, 16, would fit'):
+        check_fit(held, Room(size=held.peak - 1), batch=16, multiple=16)
+
+
+# What is kept free on a device for the framework decides whether a plan fits, and is told
+
+
+FILE = Path(__file__).parent.parent / 'examples' / 'transformer_h100.yaml'
+"""Its peak is 33.98 GB of 84.9."""
+
+
+def told(reserve):
+    case = simpar.load_case(FILE, [f'cluster.reserve={reserve}'] if reserve else [])
+    prediction = case.predict()
+    return prediction.fits, memory_notes(case, prediction)
+
+
+def test_a_reserve_is_taken_from_every_device_and_told():
+    assert told('') == (True, ())
+    assert told('4 GB') == (True, ('4 GB of each device are reserved (cluster.reserve), 80.94 GB are left',))
+    assert told('51 GB')[0] is None
+    assert told('64 GB')[0] is False
+
+
+def test_a_workload_without_an_optimizer_says_what_is_assumed():
+    text = FILE.read_text(encoding='utf-8')
+    without = ''.join(line for line in text.splitlines(keepends=True) if not line.startswith('  optimizer:'))
+    for schedule, said in ((without, True), (text, False)):
+        case = simpar.load_case(schedule, ['cluster.stack=none'])
+        assert any('sgd is assumed' in note for note in memory_notes(case, case.predict())) is said
+
+
+def test_a_reserve_that_leaves_nothing_is_refused_at_its_line():
+    with pytest.raises(ScheduleError, match=r'reserve: 90 GB of 84\.94 GB leave nothing'):
+        told('90 GB')
+
+
+def test_context_and_fragmentation_are_beside_tensors_and_decide_whether_they_fit():
+    """As a monitor of the device shows them; a reserve is in their place, and a device alone has none."""
+    room = simpar.load_case(FILE, ['cluster.stack=megatron-te']).predict().room
+    assert (room.size, room.context, room.fragmentation) == (79.11 * 2**30, 2.04 * 2**30, 0.04)
+    assert room.taken(room.tensors) == pytest.approx(room.size)
+    for keys in (['cluster.reserve=4 GB'], ['cluster.stack=none']):
+        room = simpar.load_case(FILE, keys).predict().room
+        assert room.tensors == room.size

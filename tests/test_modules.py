@@ -12,7 +12,7 @@ from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.schedule import load_schedule
 
-torch = pytest.importorskip('torch')
+torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 import module_cases
 from torch import nn

@@ -5,7 +5,7 @@ import pytest
 from simpar import cli
 from simpar.errors import ScheduleError
 
-torch = pytest.importorskip('torch')
+torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from torch import nn
 

@@ -1,16 +1,24 @@
 """What holds for every order, whatever its ranks, micro-batches and chunks."""
 
-from collections import Counter, defaultdict
+import json
+from collections import Counter, defaultdict, deque
 
 import pytest
 from every import draws
+from golden_shapes import FOLDER, SHIPPED
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from simpar.errors import ScheduleError
-from simpar.pipeline import ORDERS, faults, message, named_order, peak_live, with_communication
-from simpar.pipeline.messages import needs
+from simpar.lower import lower
+from simpar.lower.lower import with_messages
+from simpar.pipeline import ORDERS, check_order, faults, message, named_order, peak_live, with_communication
+from simpar.pipeline.messages import in_exchanges, needs
 from simpar.pipeline.order import COMMUNICATION
+from simpar.plans import Plan
+from simpar.predict import predict
+from simpar.profiles import cluster, load_profile
+from simpar.workload import Transformer, Workload
 
 
 def rounds(p, m):
@@ -219,3 +227,129 @@ def test_late_is_later_than_early():
         '1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1RECV_F2 1B1 1SEND_B1 1F2 1B2 1SEND_B2'
     )
     assert ' '.join(map(str, late)) == ('1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1 1RECV_F2 1F2 1B2 1SEND_B2')
+
+
+# One exchange between two turns of a rank, as Megatron-LM has it without overlap of messages
+
+
+CASES = [(2, 4, 2), (2, 8, 3), (3, 12, 2), (4, 8, 2), (4, 16, 3), (4, 4, 2), (8, 8, 3), (8, 16, 6)]
+
+
+def exchanges(row):
+    """The messages between two computations of a rank, and how many computations stand between two exchanges."""
+    groups, turns = [set()], [0]
+    for action in row:
+        if action.kind in COMMUNICATION:
+            if turns[-1]:
+                groups.append(set())
+                turns.append(0)
+            groups[-1].add((action.kind.startswith('SEND'), message(action)))
+        else:
+            turns[-1] += 1
+    return groups, turns
+
+
+@pytest.mark.parametrize(('ranks', 'micro_batches', 'chunks'), CASES)
+def test_every_exchange_of_an_interleaved_pipeline_ends(ranks, micro_batches, chunks):
+    """Carried out with all messages of an exchange at once: a rank goes on when each has met its other side."""
+    plain = named_order('interleaved-1f1b', ranks, micro_batches, chunks)
+    order = in_exchanges(plain)
+    assert order is not None
+    kept = [tuple(action for action in row if action.kind not in COMMUNICATION) for row in order.actions]
+    assert tuple(kept) == plain.actions
+    left = [deque(exchanges(row)[0]) for row in order.actions]
+    posted = set().union(*(groups[0] for groups in left))
+    while any(left):
+        ended = [groups for groups in left if groups and {(not sent, one) for sent, one in groups[0]} <= posted]
+        assert ended, 'ranks wait for each other'
+        for groups in ended:
+            groups.popleft()
+            posted |= groups[0] if groups else set()
+
+
+def test_a_forward_and_the_backward_behind_it_have_no_exchange_between_them():
+    order = in_exchanges(named_order('interleaved-1f1b', 4, 8, 2))
+    warm_up = [(2 - 1) * 4 + 2 * (4 - 1 - rank) for rank in range(4)]
+    for row, forwards in zip(order.actions, warm_up, strict=True):
+        _, turns = exchanges(row)
+        kinds = [action.kind for action in row if action.kind not in COMMUNICATION]
+        assert kinds[forwards : forwards + 4] == ['F', 'B', 'F', 'B']
+        assert max(turns) == 2
+        assert turns.count(2) <= 2 * 8 - forwards
+
+
+def test_rounds_longer_than_the_ranks_receive_late():
+    """torch has such rounds; Megatron-LM wants the ranks to divide the micro-batches."""
+    order = named_order('interleaved-1f1b', 3, 8, 2)
+    assert in_exchanges(order) is None
+    fused = Plan(pipeline=3, micro_batches=8, chunks=2, order='interleaved-1f1b', exchange='fused')
+    assert with_messages(order, fused) == with_communication(order, 'late')
+
+
+@pytest.mark.parametrize('chunks', [1, 2])
+def test_pipelines_idle_as_in_the_textbook_whether_their_messages_overlap_or_not(chunks):
+    order = 'interleaved-1f1b' if chunks > 1 else '1f1b'
+    work = Workload(model=Transformer(layers=16, hidden=4096, heads=32, vocab=64, sequence=2048), batch=32)
+    ideal = 3 / (16 * chunks + 3)
+    for exchange, receive in (('separate', 'late'), ('fused', 'early')):
+        plan = Plan(pipeline=4, micro_batches=16, chunks=chunks, order=order, exchange=exchange, receive=receive)
+        found = predict(lower(work, plan, 4), None, cluster(load_profile('a100-sxm-8'), devices=4))
+        assert found.metrics.steady.bubble / found.step == pytest.approx(ideal, abs=0.03), (exchange, chunks)
+
+
+# MindSpore's orders are those that its compiler wrote: F and B in order, the same W, each behind its backward
+
+
+def stage_orders(folder):
+    """Recorded stage orders by the name of their case."""
+    paths = sorted({*folder.rglob('pp_*.json'), *folder.rglob('pipeline/*.json')})
+    recorded = (json.loads(path.read_text(encoding='utf-8')) for path in paths)
+    return {case['case']['name']: case for case in recorded if case.get('schedule')}
+
+
+STAGE_ORDERS = stage_orders(FOLDER)
+
+
+class Recorded:
+    """What a case says: which order it is, and what the stage does in it."""
+
+    def __init__(self, case):
+        context = case['case']['ctx']
+        self.ranks = context['pipeline_stages']
+        self.scheduler = context.get('pipeline_config', {}).get('pipeline_scheduler', '1f1b')
+        self.micro_batches = case['case']['wrap']['pipeline']
+        self.chunks = max(case['case']['net_args'].get('segments') or [0]) + 1
+        self.rank = case['case']['rank'] // (case['case']['device_num'] // self.ranks)
+        tasks = [task for task in case['schedule'] if task[0] in ('F', 'B', 'W')]
+        self.pieces = max(task[3] for task in tasks) + 1
+        self.tasks = [(kind, self.stage(chunk), micro * self.pieces + piece) for kind, micro, chunk, piece in tasks]
+
+    def stage(self, chunk):
+        turned = self.scheduler == 'zero_bubble_v' and chunk % 2
+        return chunk * self.ranks + (self.ranks - 1 - self.rank if turned else self.rank)
+
+    def ours(self):
+        name = f'mindspore-2.10/{self.scheduler}'
+        order = check_order(named_order(name, self.ranks, self.micro_batches, self.chunks, self.pieces))
+        return [('B' if a.kind == 'I' else a.kind, a.stage, a.micro_batch) for a in order.actions[self.rank]]
+
+
+def test_there_are_cases():
+    assert STAGE_ORDERS, f'no recorded stage order in {FOLDER}'
+
+
+@pytest.mark.parametrize('name', STAGE_ORDERS)
+def test_stage_order(name):
+    recorded = Recorded(STAGE_ORDERS[name])
+    ours = recorded.ours()
+    assert [task for task in ours if task[0] != 'W'] == [task for task in recorded.tasks if task[0] != 'W']
+    assert {task for task in ours if task[0] == 'W'} == {task for task in recorded.tasks if task[0] == 'W'}
+    for kind, stage, micro_batch in ours:
+        if kind == 'W':
+            assert ours.index(('B', stage, micro_batch)) < ours.index((kind, stage, micro_batch))
+
+
+@pytest.mark.parametrize('name', stage_orders(SHIPPED))
+def test_weight_gradients_stand_where_they_are_recorded(name):
+    recorded = Recorded(stage_orders(SHIPPED)[name])
+    assert recorded.ours() == recorded.tasks

@@ -9,17 +9,26 @@ from pathlib import Path
 import pytest
 import yaml
 
-from simpar.case import cluster_of
+from simpar.case import case_of, cluster_of
+from simpar.cost.price import price
 from simpar.errors import ScheduleError
+from simpar.pipeline.messages import KINDS
+from simpar.pipeline.orders import named_order
 from simpar.planner import load_planning
+from simpar.planner.bound import Sums
+from simpar.planner.clock import moments_of, timed
 from simpar.planner.judge import Judge, Round, workers
 from simpar.planner.pieces import Speeds, Work, first_behind, last_ahead, windows
 from simpar.planner.render import render
+from simpar.planner.sample import load_of, outermost
 from simpar.planner.search import Starts, search
+from simpar.planner.space import KEYS
 from simpar.plans import NEAREST_FIRST
+from simpar.profiles import cluster, load_profile
 from simpar.shipped import example_folder
 from simpar.sweep.answer import predicted
 from tests import planner_cases as spaces
+from tests.planner_cases import MODELS, asked, judged, small_space
 from tests.tables import load_table
 
 FILE = load_table(__file__, 'FILE')
@@ -344,3 +353,131 @@ def test_a_network_whose_layers_are_a_list_is_planned_too(printed):
     assert 'Best plan: ' in printed(
         'plan', example_folder() / 'multi_copy.yaml', '--jobs', '1', '--brief', '--seconds', '1'
     )
+
+
+# The planner's actions: what is sent inside of them is known before copies are chosen; what a rank holds at them
+
+
+@pytest.mark.parametrize(('model', 'key', 'share'), [(MODELS[0], 'tensor', 0.4), (MODELS[3], 'expert', 0.37)])
+def test_a_step_of_messages_is_known_before_copies_are_chosen(model, key, share):
+    schedule = asked(model, 32, {'profile': 'a100-sxm-8', 'nodes': 4, 'devices': 1}, order='1f1b')
+    keys = {f'plan.{one}': 'fixed' for one in KEYS}
+    keys |= {f'plan.{key}': [2], 'plan.pipeline': [2], 'plan.micro_batches': [4], 'plan.copies': [1, 2]}
+    space = small_space(schedule, keys)
+    judge = Judge(space, cluster_of(space.base))
+    leaves = [tuple(copies if one == 'copies' else 0 for one in space.keys) for copies in (0, 1)]
+    steps = [predicted(space.schedule(leaf)).figures.step for leaf in leaves]
+    known = judge(leaves[0][: space.keys.index('recompute') + 1]).seconds
+    # By computation alone 0.33 and 0.35 would be known.
+    assert share * steps[0] < known <= min(steps)
+
+
+@pytest.mark.parametrize('order', ['1f1b', 'gpipe', 'interleaved-1f1b', 'zb-h1', 'zb-v', 'dualpipe-v'])
+def test_what_a_rank_holds_at_each_action_is_what_a_plain_walk_counts(order):
+    clock = timed(named_order(order, 4, 16, 0), awaited=False)
+    for rank in range(clock.ranks):
+        found = moments_of(clock, rank)
+        stages = zip(
+            *(each.T.tolist() for each in (found.live, found.later, found.gradients, found.casts)), strict=True
+        )
+        kinds = [KINDS[number] for number in found.kind.tolist()]
+        told = {
+            (kind, own, joined, *map(tuple, each))
+            for kind, own, joined, each in zip(kinds, found.own.tolist(), found.joined.tolist(), stages, strict=True)
+        }
+        assert told == set(_walked(clock, rank))
+        assert len(kinds) == len(told)
+
+
+def _walked(clock, rank):
+    """Each action's kind, stage and whether it is joined; of each stage what is live, later, and there."""
+    mine = [stage for stage, holder in enumerate(clock.placement) if holder == rank]
+    own = clock.rows[rank]
+    names = [KINDS[kind] + '+' * joined for kind, joined in zip(own.kind.tolist(), own.joined.tolist(), strict=True)]
+    row = list(zip(names, own.stage.tolist(), strict=True))
+    for place, (kind, own) in enumerate(row):
+        done = [[one[0] for one, stage in row[:place] if stage == each] for each in mine]
+        left = [[one[0] for one, stage in row[place:] if stage == each] for each in mine]
+        behind = [[one[0] for one, stage in row[place + 1 :] if stage == each] for each in mine]
+        begun = [[*ones, *([kind[0]] if each == own else [])] for ones, each in zip(done, mine, strict=True)]
+        yield (
+            kind[0],
+            mine.index(own),
+            kind.endswith('+'),
+            tuple(ones.count('F') - ones.count('B') - ones.count('I') for ones in done),
+            tuple(ones.count('I') - ones.count('W') for ones in done),
+            tuple(
+                {'B', 'W'} & {*ones} != set() and {'B', 'W'} & {*rest} != set()
+                for ones, rest in zip(done, left, strict=True)
+            ),
+            tuple('F' in ones and {'B', 'I'} & {*rest} != set() for ones, rest in zip(begun, behind, strict=True)),
+        )
+
+
+# The planner's load: a step is no shorter than all that a rank sends over its outermost link, in any stream
+
+
+SPEEDS = Speeds(matrix=0.8, memory=0.5, collective=0.5)
+
+
+def test_the_outermost_link_is_that_between_nodes_where_there_are_several():
+    profile = load_profile('h100-sxm-8')
+    assert outermost(cluster(profile, nodes=1).topology, 8) == 'nvlink'
+    assert outermost(cluster(profile, nodes=2).topology, 16) == 'infiniband'
+    # Devices of the first node alone need no other.
+    assert outermost(cluster(profile, nodes=2).topology, 8) == 'nvlink'
+
+
+def test_a_link_that_each_pair_has_to_itself_is_shared_by_nobody():
+    assert outermost(cluster(load_profile('ascend910a-8'), nodes=1).topology, 4) == ''
+
+
+def test_half_of_a_link_for_four_seconds_is_all_of_it_for_two():
+    assert load_of(4.0, [('infiniband/3', 0.5), ('nvlink/3', 1.0)], 'infiniband') == 2.0
+    assert load_of(4.0, [('nvlink/3', 1.0)], 'infiniband') == 0.0
+
+
+def test_messages_of_two_streams_take_as_long_as_both_and_computation_beside_them_as_it_may():
+    sums = Sums(alone=10.0, slowed=12.5, load=4.0)
+    assert sums.least(0.0, SPEEDS) == pytest.approx(10.0 + 0.2 * 4.0)
+    # Together they outlast all computation, so none of it is told.
+    assert sums.least(26.0, SPEEDS) == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize(
+    'plan',
+    [
+        {'expert': 8, 'copies': 2, 'zero': 3, 'micro_batches': 2},
+        {'expert': 8, 'copies': 2, 'zero': 1, 'recompute': 'full'},
+        {'tensor': 8, 'zero': 2, 'pipeline': 2, 'micro_batches': 4, 'order': '1f1b'},
+    ],
+)
+def test_the_load_of_a_rank_is_that_of_its_program(plan):
+    """On links so slow that nothing else counts, the least step is what the whole program sends over the busiest.
+
+    Few words, as what is sent of the first and the last layer is not told beforehand.
+    """
+    slow = {'profile': 'h100-sxm-8', 'nodes': 8, 'devices': 2, 'links': {'infiniband': 0.02}}
+    schedule = asked(MODELS[3] | {'vocab': 1024}, 64, slow, **plan)
+    ((outcome, seconds, *_),) = judged(schedule)
+    assert 0.9 * _sent(schedule) <= seconds <= outcome.figures.step
+
+
+def _sent(schedule):
+    """Seconds of the link between nodes that the busiest rank's collectives take, by the whole program."""
+    case = case_of(schedule)
+    costs = price(case.program, case.cluster)
+    most = 0.0
+    for rank in range(case.program.world):
+        total = 0.0
+        role = case.program.role(rank)
+        for index in role.op_class.tolist():
+            op = case.program.op_classes[index]
+            if op.kind != 'collective':
+                continue
+            groups = case.program.partitions[op.partition].groups_GP.tolist()
+            one = costs.communication[index][next(number for number, ranks in enumerate(groups) if rank in ranks)]
+            names = {costs.links[link]: part for link, part in one.links}
+            total += one.transfer * names.get(f'infiniband/{rank}', 0.0)
+        most = max(most, total)
+    return most

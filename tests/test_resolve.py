@@ -1,6 +1,9 @@
 """Resolving: balanced stages and automatic orders; a resolved plan leaves nothing open."""
 
-from itertools import combinations, pairwise
+import sys
+from dataclasses import replace
+from itertools import combinations, pairwise, product
+from pathlib import Path
 
 import pytest
 from every import draws
@@ -8,16 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar import cli
+from simpar.case import load_case
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible
 from simpar.lower import lower
-from simpar.model import Dense, Network, Relu
+from simpar.memory import memory
+from simpar.model import Dense, Mul, Network, Relu, layer_names
+from simpar.model.library.blocks import block_network
 from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
-from simpar.resolve import resolve
-from simpar.resolve.resolve import balanced, layer_times
+from simpar.resolve import find_strategies, resolve
+from simpar.resolve.choices import degree_strategies
+from simpar.resolve.resolve import METHODS, SIZES, balanced, layer_times
+from simpar.resolve.strategies import sent_bytes
+from simpar.strategy_search import exact
 from simpar.workload import Transformer, Workload
+from tests.strategy_networks import network_graph
+from tests.strategy_traffic import Block, megatron
 
 HEAVY_HEAD = Workload(
     model=Transformer(layers=16, hidden=1024, heads=16, vocab=128000, sequence=1024), batch=32, precision='bf16'
@@ -111,3 +122,199 @@ def test_it_says_at_which_clock_it_prices(stack, told, put, capsys):
     found = capsys.readouterr().err
     assert told in found
     assert bool(told) == bool(found)
+
+
+# Fusion that is chosen by predicted cost: never slower than the sizes that are tried, and saved as a plain value
+
+
+ASCEND = cluster(load_profile('ascend910a-8'))
+GPT = Workload(model=Transformer(layers=8, hidden=1024, heads=16, vocab=8192, sequence=512), batch=32, precision='bf16')
+SMALL = Workload(
+    model=Network(layers=tuple(Dense(inputs=64, outputs=64, name=f'd{i}') for i in range(6))), batch=64, loss='mse'
+)
+
+
+def fused_step(workload, plan, hardware):
+    """A step that another follows."""
+    program = lower(workload, plan, hardware.world)
+    return float(simulate(program, price(program, hardware), steps=4).step_times[-2])
+
+
+@pytest.mark.parametrize('choices', [{}, {'zero': 1}, {'zero': 3, 'prefetch': 1}, {'hsdp': 'level1'}], ids=str)
+@pytest.mark.parametrize(('workload', 'hardware'), [(GPT, H100), (SMALL, ASCEND)], ids=['gpt', 'small'])
+def test_no_size_that_is_tried_is_faster(workload, hardware, choices):
+    found = resolve(workload, Plan(fusion='predicted', **choices), hardware)
+    assert found.fusion in SIZES
+    best = min(fused_step(workload, Plan(fusion=size, **choices), hardware) for size in SIZES)
+    assert fused_step(workload, found, hardware) == best
+
+
+def test_messages_of_next_to_nothing_are_fused_into_one():
+    """Latency is all that there is to save, and nothing to overlap with."""
+    found = resolve(SMALL, Plan(fusion='predicted', reduce_gradients='end'), ASCEND)
+    program = lower(SMALL, found, 8)
+    assert sum(op.kind == 'collective' for op in program.op_classes) == 1
+
+
+def test_what_fits_is_preferred_to_what_is_faster(monkeypatch):
+    """With one message for all, all weights are gathered at once."""
+    wanted = Plan(fusion='predicted', zero=3, recompute='full')
+    sizes = {}
+    for size in SIZES:
+        program = lower(GPT, Plan(fusion=size, zero=3, recompute='full'), 8)
+        sizes[size] = memory(simulate(program, price(program, H100))).peak
+    least = min(sizes.values())
+    assert least < max(sizes.values())
+    # The package has a function of the module's name.
+    monkeypatch.setattr(sys.modules['simpar.resolve.resolve'], 'SIZES', ('all', *SIZES))
+    from dataclasses import replace
+
+    figure = H100.profile.device.memory.size
+    device = replace(H100.profile.device, memory=replace(H100.profile.device.memory, size=replace(figure, value=least)))
+    tight = replace(H100, profile=replace(H100.profile, device=device))
+    found = resolve(GPT, wanted, tight)
+    assert sizes[found.fusion] == least
+
+
+def test_a_plan_that_is_not_resolved_is_not_lowered():
+    with pytest.raises(Infeasible, match='predicted is still to be resolved'):
+        lower(GPT, Plan(fusion='predicted'), 8)
+
+
+# Redistribution that is chosen by predicted cost: never slower than what is tried, and saved as a plain value
+
+
+OPEN = Plan(redistribution='predicted')
+
+
+def crossed(width):
+    """Products that each want the result of the one before cut along its other dim."""
+    layers = tuple(
+        Dense(inputs=width, outputs=width, bias=False, strategy=strategy)
+        for strategy in (((8, 1), (1, 1)), ((1, 8), (8, 1)), ((1, 1), (1, 8)), ((8, 1), (1, 1)))
+    )
+    return Workload(model=Network(layers=layers), batch=width, loss='mse')
+
+
+def moved_step(workload, plan):
+    """A step that another follows."""
+    program = lower(workload, plan, ASCEND.world)
+    return float(simulate(program, price(program, ASCEND), steps=4).step_times[-2])
+
+
+@pytest.mark.parametrize('width', [64, 1024, 4096])
+def test_no_way_that_is_tried_is_faster(width):
+    workload = crossed(width)
+    found = resolve(workload, OPEN, ASCEND)
+    assert found.redistribution in METHODS
+    steps = {
+        (method, all_to_all): moved_step(workload, Plan(redistribution=method, all_to_all=all_to_all))
+        for method, all_to_all in product(METHODS, (False, True))
+    }
+    assert moved_step(workload, found) == min(steps.values()) < max(steps.values())
+
+
+def test_an_all_to_all_of_large_tensors_is_taken():
+    """It moves an eighth of what a gather moves."""
+    assert resolve(crossed(4096), OPEN, ASCEND).all_to_all
+
+
+def test_a_workload_without_strategies_has_nothing_to_redistribute():
+    plain = Workload(model=Network(layers=(Dense(inputs=8, outputs=8),)), batch=8, loss='mse')
+    assert resolve(plain, OPEN, ASCEND) == Plan(redistribution='cheapest')
+
+
+def test_lowering_an_open_choice_is_refused():
+    with pytest.raises(Infeasible, match='still to be resolved'):
+        lower(crossed(64), OPEN, 8)
+
+
+# Searches of operator graphs: degrees are Megatron's layout, and exact search is no worse than any that is known
+
+
+EIGHT = cluster(load_profile('h100-sxm-8'), devices=8)
+
+BLOCK = Workload(model=block_network(8, 32, 4, 64, bias=True), batch=64, loss='mse')
+
+
+def with_strategies(workload, given):
+    """Some layers with strategies."""
+    named = zip(layer_names(workload.model), workload.model.layers, strict=True)
+    layers = tuple(replace(layer, strategy=given[name]) if name in given else layer for name, layer in named)
+    return replace(workload, model=replace(workload.model, layers=layers))
+
+
+def measured(workload, plan):
+    """Bytes that the busiest rank sends, and the predicted step."""
+    program = lower(workload, replace(plan, search='none'), 8)
+    return max(sent_bytes(program, role) for role in program.roles), simulate(program, price(program, EIGHT)).step
+
+
+@pytest.mark.parametrize('degrees', [(8, 1), (4, 2), (2, 4), (1, 4)])
+def test_degrees_are_megatrons_layout(degrees):
+    """Against the layout as it was written down, operator by operator, for transformer blocks."""
+    block = Block(batch=8, sequence=8, hidden=32, heads=4, ffn=128, devices=8)
+    network = block_network(8, 32, 4, 128)
+    names = dict(zip(block.graph().names[1:], layer_names(network), strict=False))
+    written = {names[name]: choice for name, choice in megatron(block.graph(), *degrees).items()}
+    layers = dict(zip(layer_names(network), network.layers, strict=True))
+    ours = degree_strategies(network.graph(64), *degrees)
+    for name, choice in written.items():
+        strategy = choice.strategy[:1] if isinstance(layers[name], Mul) else choice.strategy
+        assert ours[name] == strategy, name
+    assert set(ours) == set(written)
+
+
+@pytest.mark.parametrize('compat', ['2.0', '2.10'])
+@pytest.mark.parametrize('search', ['sharding-propagation', 'double-recursive', 'exact'])
+def test_given_operators_of_a_graph_stay(search, compat):
+    heads = (4, 2, 1, 1)
+    given = {'layer0_scores': (heads, heads), 'layer0_scale': ((8, 1, 1, 1),), 'layer0_norm2': ((8, 1), (1,), (1,))}
+    workload = with_strategies(BLOCK, given)
+    found = find_strategies(workload, Plan(search=search, compat=compat), EIGHT)
+    have = dict(zip(layer_names(BLOCK.model), (layer.strategy for layer in found.workload.model.layers), strict=True))
+    assert {name: have[name] for name in given} == given
+    assert {name for name, origin in found.origins.items() if origin == 'given'} == set(given)
+    assert all(have[name] for name in found.origins if name != 'loss')
+    lower(found.workload, Plan(), 8)
+
+
+def test_a_given_strategy_of_a_graph_that_cannot_be_is_told_as_the_user_wrote_it():
+    workload = with_strategies(BLOCK, {'layer0_values': ((1, 8, 1, 1),) * 2})
+    with pytest.raises(Infeasible, match=r'layer0_values: strategy .*of length 4 cannot be split into 8'):
+        find_strategies(workload, Plan(search='exact'), EIGHT)
+
+
+@pytest.mark.parametrize('plan', [Plan(), Plan(micro_batches=2, copies=2), Plan(redistribution='mindspore-2.10')])
+@pytest.mark.parametrize('place', [0, 1])
+def test_exact_is_no_worse_than_the_compilers_choice_and_degrees(plan, place):
+    sequences = 8 // (plan.micro_batches * plan.copies)
+    others = [
+        find_strategies(BLOCK, replace(plan, search='double-recursive', compat=compat), EIGHT).workload
+        for compat in ('2.0', '2.10')
+    ]
+    for data, tensor in ((8, 1), (4, 2), (2, 4)):
+        if sequences % data == 0:
+            others.append(with_strategies(BLOCK, degree_strategies(BLOCK.model.graph(BLOCK.batch), data, tensor)))
+    found = find_strategies(BLOCK, replace(plan, search='exact', objective=('bytes', 'time')[place]), EIGHT)
+    best = measured(found.workload, plan)[place]
+    assert len(others) >= 3
+    assert all(best <= measured(other, plan)[place] for other in others)
+
+
+def test_the_example_is_the_block_and_does_what_its_first_lines_say():
+    example = Path(__file__).parent.parent / 'examples' / 'transformer_strategies.yaml'
+    # Of the devices alone: a framework's launches weigh more than these products.
+    fastest, leanest = (
+        load_case(example, ['cluster.stack=none', f'plan.objective={objective}']) for objective in ('time', 'bytes')
+    )
+    ours = network_graph(fastest.schedule.workload.model, 2048, 'mse')
+    block = network_graph(block_network(128, 512, 8, 2048), 2048, 'mse')
+    assert exact(ours, 8).cost == exact(block, 8).cost
+    assert sorted(operator.primitive for operator in ours.operators) == sorted(
+        operator.primitive for operator in block.operators
+    )
+    assert all(cuts[0] == 8 for layer in fastest.workload.model.layers for cuts in layer.strategy[:1])
+    first, second = fastest.strategies.proposals[0], leanest.strategies.proposals[0]
+    assert first.step < second.step
+    assert 0.45 < second.sent / first.sent < 0.55

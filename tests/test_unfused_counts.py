@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-torch = pytest.importorskip('torch')
+torch = pytest.importorskip('torch', reason='needs the extra torch')
 from kernel_counts import Kernels
 
 from simpar.profiles import load_stack

@@ -4,6 +4,7 @@ Some of the plans cut states, gradients or weights over the data ranks as well.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from plain_cases import MLP as FP64_MLP
@@ -13,15 +14,19 @@ from simpar.errors import NumericsWrong
 from simpar.lower import lower
 from simpar.model import Dense, Network
 from simpar.plans import Plan
+from simpar.program import OpClass
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.inprocess import InProcess
+from executor.kernels import KERNELS, Context
+from executor.kernels.update import STATES
 from executor.numerics import check
 from executor.reference import Reference
 
 pytestmark = pytest.mark.torch
+
 
 GPT = Workload(
     model=Transformer(layers=2, hidden=8, heads=2, vocab=12, sequence=4, tied=True, init_std=0.3),
@@ -142,3 +147,156 @@ def test_a_step_left_out_does_not_count(optimizer):
     for name, parameter in wanted.parameters.items():
         torch.testing.assert_close(found.parameters[name], parameter, rtol=1e-5, atol=1e-6)
     assert changed(found, start(lower(workload, plan, 4)))
+
+
+# Kernels of updates, of the norm of gradients and of the finite check, against torch.optim and torch's clipping
+
+
+ALONE = Context(rank=0, position={}, size={})
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(11)
+
+
+def run(operator, *tensors, writes=1, **attributes):
+    """The kernel's one result, or all of them."""
+    names = tuple(f'result{index}' for index in range(writes))
+    op = OpClass(
+        name=f'{operator}.U', kind='compute', operator=operator, phase='U', writes=names, attributes=attributes
+    )
+    found = KERNELS[operator, 'U'](op, ALONE, list(tensors))
+    assert len(found) == writes
+    return found[0] if writes == 1 else found
+
+
+def random(*shape):
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ('operator', 'optimizer', 'attributes'),
+    [
+        ('sgd', partial(torch.optim.SGD, lr=0.1), {'learning_rate': 0.1}),
+        (
+            'adam',
+            partial(torch.optim.Adam, lr=0.1, betas=(0.8, 0.95), eps=1e-3),
+            {'learning_rate': 0.1, 'beta1': 0.8, 'beta2': 0.95, 'epsilon': 1e-3},
+        ),
+        (
+            'adam',
+            partial(torch.optim.AdamW, lr=0.1, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.2),
+            {'learning_rate': 0.1, 'beta1': 0.8, 'beta2': 0.95, 'epsilon': 1e-3, 'weight_decay': 0.2},
+        ),
+        *(
+            (
+                'momentum',
+                partial(torch.optim.SGD, lr=0.1, momentum=0.7, nesterov=nesterov, weight_decay=decay),
+                {'learning_rate': 0.1, 'momentum': 0.7, 'nesterov': nesterov, 'weight_decay': decay},
+            )
+            for nesterov in (False, True)
+            for decay in (0.0, 0.2)
+        ),
+    ],
+)
+def test_updates(operator, optimizer, attributes):
+    weights = [random(2, 3), random(5)]
+    expected = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    torch_optimizer = optimizer(expected)
+    moments = [torch.zeros_like(w) for w in weights] * STATES[operator]
+    moments = [moment.clone() for moment in moments]
+    op = OpClass(name='u', kind='compute', operator=operator, phase='U', attributes=attributes)
+    for step in range(4):
+        gradients = [random(2, 3), random(5)]
+        for parameter, gradient in zip(expected, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        torch_optimizer.step()
+        where = Context(rank=0, position={}, size={}, step=step)
+        found = KERNELS[operator, 'U'](op, where, [*gradients, *weights, *moments])
+        weights, moments = found[:2], found[2:]
+        for a, b in zip(weights, expected, strict=True):
+            close(a, b.detach())
+
+
+@pytest.mark.parametrize('operator', ['sgd', 'momentum', 'adam'])
+def test_masters_are_updated_in_their_precision_and_cast(operator):
+    """Changes far below the rounding of a weight in bf16 add up."""
+    attributes = {
+        'sgd': {'learning_rate': 2.0**-20},
+        'momentum': {'learning_rate': 2.0**-20, 'momentum': 0.0, 'nesterov': False, 'weight_decay': 0.0},
+        'adam': {'learning_rate': 2.0**-20, 'beta1': 0.0, 'beta2': 0.0, 'epsilon': 1e-12},
+    }[operator]
+    op = OpClass(name='u', kind='compute', operator=operator, phase='U',
+                 attributes={**attributes, 'master_weights': True})  # fmt: skip
+    weights, masters = [torch.ones(3, dtype=torch.bfloat16)], [torch.ones(3)]
+    states = [torch.zeros(3) for _ in range(STATES[operator])]
+    for step in range(1024):
+        gradients = [torch.ones(3, dtype=torch.bfloat16)]
+        where = Context(rank=0, position={}, size={}, step=step)
+        found = KERNELS[operator, 'U'](op, where, [*gradients, *weights, *states, *masters])
+        assert [id(tensor) for tensor in found] == [id(tensor) for tensor in (*weights, *states, *masters)]
+    torch.testing.assert_close(masters[0], torch.full((3,), 1 - 2.0**-10), rtol=0, atol=1e-7)
+    assert weights[0].tolist() == masters[0].bfloat16().tolist()
+
+
+def test_what_a_weight_of_16_bits_lacks_is_kept_beside_it_and_moments_of_16_bits_are_computed_in_fp32():
+    """Changes of 2⁻²⁰ add up, where the weight of 1 has digits of 2⁻⁸ and what it lacks has as many below."""
+    attributes = {'learning_rate': 2.0**-20, 'beta1': 0.0, 'beta2': 0.0, 'epsilon': 1e-12, 'master_weights': 'shared'}
+    op = OpClass(name='u', kind='compute', operator='adam', phase='U', attributes=attributes)
+    weights, rest = torch.ones(3, dtype=torch.bfloat16), torch.zeros(3, dtype=torch.bfloat16)
+    moments = [torch.zeros(3, dtype=torch.bfloat16) for _ in range(2)]
+    for step in range(128):
+        where = Context(rank=0, position={}, size={}, step=step)
+        gradients = torch.full((3,), 1.01)
+        found = KERNELS['adam', 'U'](op, where, [gradients, weights, *moments, rest])
+        assert [id(tensor) for tensor in found] == [id(tensor) for tensor in (weights, *moments, rest)]
+    torch.testing.assert_close(weights.float() + rest.float(), torch.full((3,), 1 - 2.0**-13), rtol=0, atol=2.0**-20)
+    assert moments[0].tolist() == torch.full((3,), 1.01).bfloat16().tolist()
+
+
+@pytest.mark.parametrize(('clip_norm', 'loss_scale'), [(0.5, 1.0), (1e3, 1.0), (0.5, 8.0), (0.0, 8.0)])
+def test_gradients_are_unscaled_and_clipped_as_torch_does(clip_norm, loss_scale):
+    """Two pieces, the second on four ranks."""
+    gradients, weights = [random(2, 3), random(5)], [random(2, 3), random(5)]
+    expected = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    for parameter, gradient in zip(expected, gradients, strict=True):
+        parameter.grad = gradient / loss_scale
+    whole = torch.cat([gradients[0].flatten(), gradients[1] / 2]) / loss_scale
+    total = whole.norm()
+    close(run('square_sum', *gradients, ranks='1 4', loss_scale=loss_scale), total.square())
+    if clip_norm:
+        torch.nn.utils.clip_grads_with_norm_(expected, clip_norm, total)
+    torch.optim.SGD(expected, lr=0.1).step()
+    attributes = {'clip_norm': clip_norm} if clip_norm else {}
+    attributes |= {'loss_scale': loss_scale} if loss_scale != 1 else {}
+    numbers = [total.square()] * bool(clip_norm) + [torch.zeros(1)] * (loss_scale != 1)
+    found = run('sgd', *gradients, *weights, *numbers, writes=2, learning_rate=0.1, **attributes)
+    for a, b in zip(found, expected, strict=True):
+        close(a, b.detach())
+
+
+def test_squares_in_sixteen_bits_do_not_overflow():
+    gradient = torch.full((100,), 3e4, dtype=torch.float16)
+    assert float(run('square_sum', gradient, ranks='1')) == pytest.approx(100 * 9e8, rel=1e-5)
+    assert float(run('square_sum', ranks='')) == 0
+
+
+@pytest.mark.parametrize('wrong', [float('inf'), float('-inf'), float('nan')])
+def test_what_is_not_finite_is_counted_and_changes_nothing(wrong):
+    gradients = [random(2, 3), random(5), random(1)]
+    assert float(run('finite_check', *gradients)) == 0
+    gradients[1][3] = wrong
+    (overflow,) = [run('finite_check', *gradients)]
+    assert float(overflow) == 1
+    states = [random(*gradient.shape) for _ in range(3) for gradient in gradients]
+    before = [tensor.clone() for tensor in states]
+    count = torch.tensor([5])
+    found = run('adam', *gradients, *states, count, overflow, writes=10, learning_rate=0.1, beta1=0.9,
+                beta2=0.9, epsilon=1e-3, weight_decay=0.1, loss_scale=8.0)  # fmt: skip
+    for a, b in zip(found, [*before, torch.tensor([5])], strict=True):
+        assert torch.equal(a, b)
