@@ -1,6 +1,7 @@
 """Tables and databases of several devices, Nsight Systems, flight recorders: figures or a refusal of each file."""
 
 import json
+import lzma
 import pickle
 import sqlite3
 from contextlib import closing
@@ -101,13 +102,6 @@ def test_a_view_of_several_devices_is_refused(tmp_path: Path) -> None:
         read_traces(path)
 
 
-KERNELS = (
-    (924922186, 942626994), (1196058242, 1213791658), (1449177557, 1466878365), (1696275954, 1713996442),
-    (1947782617, 1965496577),
-)  # fmt: skip
-"""Nanoseconds of the kernels of a saxpy on an A100: hpcgroup/pipit (MIT), saxpy-mpi-cuda_nsys_perlmutter0.sqlite."""
-
-
 def nsight(path: Path, kernels: Any, ranges: Any = ()) -> Path:
     """A database with the columns that Nsight Systems exports: kernels as (begin, end, device, name, launched)."""
     process = 18_007_227 * 2**24
@@ -140,13 +134,23 @@ def nsight(path: Path, kernels: Any, ranges: Any = ()) -> Path:
     return path
 
 
-def test_kernels_of_nsight_systems_are_read(tmp_path: Path) -> None:
-    kernels = [(begin, end, 0, 'saxpy(int, float, float *)', begin - 5000) for begin, end in KERNELS]
-    (trace,) = read_traces(nsight(tmp_path / 'job_rank3.sqlite', kernels))
+@pytest.mark.parametrize(('name', 'kernels', 'memory'), [('saxpy', 5, 40), ('cloverleaf', 1312, 80)])
+def test_public_recordings_of_nsight_systems_are_read(tmp_path: Path, name: str, kernels: int, memory: int) -> None:
+    """Exported by 2022.2 and 2024.5, see recorded/nsight; what SQL adds up of kernels that run one after the other."""
+    path = tmp_path / 'job_rank3.sqlite'
+    path.write_bytes(lzma.decompress((RECORDED / 'nsight' / f'{name}.sqlite.xz').read_bytes()))
+    with closing(sqlite3.connect(path)) as data:
+        (total,) = data.execute(
+            'select count(*), sum("end" - start), max("end") - min(start) from CUPTI_ACTIVITY_KIND_KERNEL'
+        )
+    (trace,) = read_traces(path)
     ((_, found),) = step_figures(trace)
-    assert (trace.rank, trace.device) == (3, 'NVIDIA A100-SXM4-40GB')
-    assert found.computing == pytest.approx(sum(end - begin for begin, end in KERNELS) * 1e-9)
-    assert found.span == pytest.approx((KERNELS[-1][1] - KERNELS[0][0]) * 1e-9)
+    assert (trace.rank, trace.device, total[0]) == (3, f'NVIDIA A100-SXM4-{memory}GB', kernels)
+    assert found.computing == pytest.approx(total[1] * 1e-9)
+    assert found.communication == 0
+    assert total[2] * 1e-9 <= found.span
+    assert trace.kernels is not None
+    assert int((trace.kernels.kind == COMPUTE).sum()) == kernels
 
 
 def test_a_kernel_of_nsight_systems_is_of_the_step_that_launched_it_and_of_its_device(tmp_path: Path) -> None:

@@ -68,8 +68,9 @@ def nanoseconds(text: str, unit: int = 1000) -> int:
     Arguments: ``unit``, nanoseconds of what the text counts. Raises ``ValueError`` for what is no number.
     """
     whole, _, part = text.strip().partition('.')
-    if unit == 1000 and len(part) == 3 and (whole + part).isdecimal() and len(whole) <= _MOST_DIGITS:
-        return int(whole + part)
+    both = whole + part
+    if unit == 1000 and len(part) == 3 and len(whole) <= _MOST_DIGITS and both.isdecimal():
+        return int(both)
     digits = whole.removeprefix('-')
     if not digits.isdecimal() or len(digits) > _MOST_DIGITS + 3 * (unit == 1) or (part and not part.isdecimal()):
         raise ValueError(f'no number of microseconds: {text!r}')
