@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import yaml
 from docs_blocks import DOCS, PROOFS
 from field_score import SCORE, score_table
 from launch_sources import FOLDER, SOURCES, given_beside, model_beside
+from overlap_page import TABLES as OF_OVERLAPS
 
 from simpar.files import read_csv
 from simpar.huggingface import families
@@ -61,8 +62,8 @@ TOPICS = {
     'keys of strategies': r'plan\.(dataset|device_matrix|redistribution|all_to_all|strategies|layouts|search|compat'
     r'|objective)$',
     'keys of recomputation': r'plan\.recompute',
-    'keys of optimizer parallelism': r'plan\.(shard|gather|hsdp|zero|shard_\w+|unsharded|accumulate|prefetch'
-    r'|reduce_gradients|fusion|fusion_ids)$',
+    'keys of optimizer parallelism': r'plan\.(shard|gather|hsdp|zero|shard_\w+|second_shards|unsharded|accumulate'
+    r'|prefetch|reduce_gradients|fusion|fusion_ids)$',
     'keys of a plan': r'plan\b',
     'keys of the file': r'',
 }
@@ -283,6 +284,7 @@ def aten_table() -> list[str]:
 TABLES = (
     (DOCS / 'reading.md', WORD, '|', legend_table),
     (DOCS / 'overlaps.md', OFFERED, '|', overlap_table),
+    *OF_OVERLAPS,
     *(
         (LAYER_KEYS if topic == NETWORK else KEYS, topic_head(topic), '|', partial(topic_table, topic))
         for topic in TOPICS
@@ -306,9 +308,14 @@ TABLES = (
 )
 
 
-if __name__ == '__main__':
-    for path, first, more, made in TABLES:
+def write(tables: Iterable[tuple[Path, str, str, Callable[[], list[str]]]]) -> None:
+    """Write tables into their pages."""
+    for path, first, more, made in tables:
         lines = path.read_text(encoding='utf-8').split('\n')
         start, old = held(path, first, more)
         lines[start : start + len(old)] = made()
         path.write_text('\n'.join(lines), encoding='utf-8')
+
+
+if __name__ == '__main__':
+    write(TABLES)

@@ -188,6 +188,14 @@ def trained(numbers, tell=lambda number, found: None, jobs=1, seconds=float('inf
     return found
 
 
+def kept(path, at):
+    """Outcomes that a journal has of a commit, by number; none where there is no journal."""
+    if path is None or not path.exists():
+        return {}
+    rows = map(json.loads, path.read_text(encoding='utf-8').splitlines())
+    return {Number(*row['plan']): Outcome(*row['outcome']) for row in rows if row['commit'] == at}
+
+
 KINDS = {'trained': 'trained', 'mathematics': 'refused for mathematics', 'not built': 'refused, not built',
          'failed': 'failed'}  # fmt: skip
 
@@ -331,6 +339,7 @@ def main(arguments=None):
     parser.add_argument(
         '--seconds', type=float, default=float('inf'), metavar='S', help='for so long, the smallest plans first'
     )
+    parser.add_argument('--journal', type=Path, metavar='FILE', help='outcomes stand here, and are not trained again')
     parser.add_argument('--jobs', type=int, default=2, metavar='N', help='processes (default: 2)')
     options = parser.parse_args(arguments)
     asked = [one.rsplit('-', 1) for one in options.only.split(',') if one]
@@ -339,20 +348,25 @@ def main(arguments=None):
     ]
     if options.seconds < float('inf'):
         numbers.sort(key=lambda number: ARRAYS[number.array].size(number.levels))
-    began = time.monotonic()
+    began, at = time.monotonic(), commit('simpar', 'executor')
+    done = kept(options.journal, at)
 
     def tell(number, found):
+        if options.journal:
+            with options.journal.open('a', encoding='utf-8') as file:
+                file.write(json.dumps({'commit': at, 'plan': number, 'outcome': found}) + '\n')
         if asked or found.told in ('failed', 'not built'):
             print(number, found.told, f'{found.error:.1e}', found.message, number.levels, sep='; ')
         if options.tree:
             print(json.dumps(number.tree))
 
-    found = trained(numbers, tell, 1 if asked else options.jobs, options.seconds)
+    rest = [number for number in numbers if number not in done]
+    found = {**done, **trained(rest, tell, 1 if asked else options.jobs, options.seconds)}
     now = counts(found)
     print(', '.join(f'{name} {value}' for name, value in now.items()) + f'; {time.monotonic() - began:.0f} s')
     if not asked:
         before = json.loads(BEFORE.read_text(encoding='utf-8'))
-        text = page(options.page, found, commit('simpar', 'executor'), before)
+        text = page(options.page, found, at, before)
         (FOLDER / f'{options.page}.md').write_text(text, encoding='utf-8')
     return 1 if now['failed'] else 0
 

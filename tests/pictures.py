@@ -169,14 +169,17 @@ def check(figure: Figure) -> None:
     assert not len(pairs), [(found[one][0], found[other][0]) for one, other in pairs[:5]]
 
 
-def small(figure: Figure, path: Path) -> None:
-    """Write a figure at half its size in 64 colours."""
-    from PIL import Image
+def small(figure: Figure, path: Path, words: str = '') -> None:
+    """Write a figure at half its size in 64 colours, with the words that the file shall hold."""
+    from PIL import Image, PngImagePlugin
 
     write_figure(path, figure)
     with Image.open(io.BytesIO(path.read_bytes())) as picture:
         half = picture.convert('RGB').resize((picture.width // 2, picture.height // 2), Image.Resampling.LANCZOS)
-        half.quantize(64, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, optimize=True)
+        held = PngImagePlugin.PngInfo()
+        if words:
+            held.add_itxt('Description', words)
+        half.quantize(64, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, optimize=True, pnginfo=held)
 
 
 def main() -> int:

@@ -41,7 +41,7 @@ FLAGS = {
         '--baseline', '--compute', '--device', '--html', '--json', '--limit', '--module', '--net', '--plot', '--save',
         '--save-state', '--seed', '--set', '--steps', '--time-ops', '--timeout', '--trace', 'file',
     ],
-    'why-not': ['--html', '--json', '--limit', '--module', '--set', 'file'],
+    'why-not': ['--html', '--json', '--limit', '--module', '--overlap', '--set', 'file'],
     'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],
     'calibrate': ['--compute', '--device', '--dtype', '--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],

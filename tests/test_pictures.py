@@ -1,8 +1,12 @@
 """Words of pictures: none is cut, and no two lie over one another; `python -m tests.pictures` holds all sizes to it."""
 
+import overlap_page
 import pytest
 from every import some
 from pictures import JOBS, PICTURES, check
+from PIL import Image
+
+from simpar.sweep.why_not import overlaps
 
 STEPS = [('steps', ranks) for ranks in some(JOBS, 2)]
 SHOWN = [*STEPS, ('one_rank', 64), ('difference', 8), ('sweep', 8), ('front', 8)]
@@ -19,3 +23,21 @@ def test_words_that_are_cut_or_lie_over_one_another_are_found():
         figure.text(*place, 'more words')
         with pytest.raises(AssertionError, match='more words'):
             check(figure)
+
+
+@pytest.mark.parametrize('overlap', some(overlap_page.rows(), 4))
+def test_the_picture_of_an_overlap_is_the_one_that_is_drawn_now(overlap):
+    """`python tests/overlap_page.py` draws them."""
+    figure = overlap_page.picture(overlap)
+    check(figure)
+    with Image.open(overlap_page.path_of(overlap)) as drawn:
+        assert drawn.info['Description'] == overlap_page.words_of(figure)
+
+
+def test_the_page_of_overlaps_has_a_picture_a_table_and_a_command_of_each():
+    page = overlap_page.PAGE.read_text(encoding='utf-8')
+    assert {one.name for one in overlaps()} == overlap_page.rows().keys()
+    for overlap, (first, *_) in overlap_page.rows().items():
+        path = overlap_page.path_of(overlap)
+        assert path.is_file()
+        assert f'](images/overlaps/{path.name})\n\n    {first.command}\n\n| {overlap}: case |' in page

@@ -101,3 +101,26 @@ def test_no_set_that_fits_is_exit_3_and_a_page_has_the_tables(tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told['best'] is None
     assert all('fit' in row['reason'] for row in told['rows'])
+
+
+def test_one_overlap_may_be_tried_alone(capsys, tmp_path):
+    """As among all that the framework offers; another name, and what the framework does not offer, is said."""
+    case = load_case(SMALL)
+    one, every = why_not(case, ['copies']), why_not(case)
+    assert [row.name for row in sorted(one.rows, key=lambda row: row.name)] == ['copies', 'none of them']
+    assert {row.name: row for row in one.rows}['copies'].step == {row.name: row for row in every.rows}['copies'].step
+    assert 'pairs, which MindSpore in graph mode does not offer' in str(why_not(case, ['pairs']))
+    path = tmp_path / 'a.yaml'
+    path.write_text(SMALL, encoding='utf-8')
+    assert main(['why-not', str(path), '--overlap', 'tilings']) == 2
+    assert '--overlap: no overlap of this name (got tilings); write one of gradients, ' in capsys.readouterr().err
+
+
+def test_a_way_that_does_not_go_with_the_plan_is_no_way():
+    """Two samples are no four copies; with one sample none are."""
+    two, one = (why_not(load_case(SMALL, [f'workload.batch={batch}', 'plan.copies=1']), ['copies']) for batch in (4, 2))
+    assert {row.name: row.changes for row in two.rows}['copies'] == {'plan.copies': 2}
+    refused = {row.name: row for row in one.rows}['copies']
+    assert refused.step is None
+    assert 'do not divide' in refused.reason
+    assert one.best.overlaps == ()

@@ -99,7 +99,7 @@ def why_not_command(options: argparse.Namespace) -> int:
     common.make_folders(options.html)
     case = common.case_waited_for(options)
     with common.waiting('predicting sets of overlaps'):
-        found = why_not.why_not(case)
+        found = why_not.why_not(case, options.overlap)
     if options.html:
         best = found.case or case
         page = answer_page(

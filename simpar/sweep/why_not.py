@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import combinations
@@ -21,7 +21,7 @@ from simpar.page.page import table_html
 from simpar.report import table as empty_table
 from simpar.schedule import Schedule
 from simpar.schedule.schedule import with_changes
-from simpar.sweep.answer import Outcome, predicted
+from simpar.sweep.answer import Outcome, infeasible, predicted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -201,49 +201,57 @@ def overlaps() -> tuple[Overlap, ...]:
     )
 
 
-def why_not(case: Case) -> WhyNot:
+def why_not(case: Case, only: Collection[str] = ()) -> WhyNot:
     """Each overlap that the case's framework offers, alone and together, and why each loses.
 
+    Arguments: ``only``, names of those to try; empty: all. Raises ``ScheduleError`` where one has another name.
     Does not model: what the framework itself refuses to combine; overlaps that are no row of ``overlaps.csv``.
     Example: ``why_not(case).best``.
     """
-    return _Question(case).answer()
+    known = dict.fromkeys(one.name for one in overlaps())
+    for name in only:
+        if name not in known:
+            what = f'no overlap of this name (got {name})'
+            raise errors.ScheduleError(errors.Problem('--overlap', what, f'write one of {", ".join(known)}'))
+    return _Question(case, only).answer()
 
 
 class _Question:
     """One plan's sets of overlaps, each predicted once; mutable."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, only: Collection[str]) -> None:
         self.session: session.Session = case.session
         self.asked = replace(case.schedule, against={})
         stack = case.cluster.stack
         self.framework = stack.called if stack else 'a device without a framework'
         self.names = (stack.name, stack.extends) if stack else (profiles.NONE,)
         self.left_out: list[str] = []
-        self.switches = {one.name: one for one in self._offered(case)}
+        self.switches = {one.name: one for one in self._offered(case, only)}
         self.on: dict[str, Changes] = {}
         self.off = _joined([one.off for one in self.switches.values()])
         self.none = _changed(self.asked, self.off)
         self.sets: dict[frozenset[str], Outcome] = {}
 
-    def _offered(self, case: Case) -> Iterator[Overlap]:
+    def _offered(self, case: Case, only: Collection[str]) -> Iterator[Overlap]:
         """Those of its framework, and those that the file itself sets, where the plan has what they need."""
         seen = set()
         for one in overlaps():
             mine = any(fnmatchcase(name, pattern) for name in self.names for pattern in one.stacks)
             is_set = any(tuple(key.split('.')) in self.asked.origins for key in one.off)
-            if one.name in seen or not (mine or is_set or self.names == (profiles.NONE,)):
+            named = one.name in only or not only
+            if one.name in seen or not named or not (mine or is_set or self.names == (profiles.NONE,)):
                 continue
             seen.add(one.name)
             if one.needs and getattr(case.plan, one.needs.removeprefix('plan.')) < 2:
                 self.left_out.append(f'{one.name}, as {one.needs} is 1')
             else:
                 yield one
+        self.left_out += [f'{name}, which {self.framework} does not offer' for name in only if name not in seen]
 
     def answer(self) -> WhyNot:
-        written = self._row((), self._outcome(self.asked), {})
+        written = self._row((), self._outcome(self.asked, {}), {})
         for name, one in self.switches.items():
-            ways = [(self._outcome(_changed(self.none, way)), way) for way in one.on]
+            ways = [(self._outcome(self.none, way), way) for way in one.on]
             outcome, self.on[name] = min(ways, key=lambda found: _rank(found[0]))
             self.sets[frozenset({name})] = outcome
         idle = {name: why for name in self.switches if (why := self._idle(name))}
@@ -302,7 +310,6 @@ class _Question:
 
     def _verdict(self, name: str, best: frozenset[str]) -> Verdict:
         """What an overlap does to the best set; of those that are not in it, why it loses."""
-        within, without = self._schedule(best | {name}), self._schedule(best - {name})
         outcomes = self._of(best | {name}), self._of(best - {name})
         inside = name in best
         refused = outcomes[inside]
@@ -311,6 +318,7 @@ class _Question:
             return Verdict(
                 overlap=name, in_best=inside, gain=None, why=f'{"without it: " if inside else ""}{refused.reason}'
             )
+        within, without = self._schedule(best | {name}), self._schedule(best - {name})
         if within == without:
             return Verdict(overlap=name, in_best=inside, gain=0.0, why='the best set has it another way')
         gain, explanation = self._explained(within, without)
@@ -344,11 +352,15 @@ class _Question:
 
     def _of(self, chosen: frozenset[str]) -> Outcome:
         if chosen not in self.sets:
-            self.sets[chosen] = self._outcome(self._schedule(chosen))
+            self.sets[chosen] = self._outcome(self.asked, self._changes(chosen))
         return self.sets[chosen]
 
-    def _outcome(self, schedule: Schedule) -> Outcome:
-        return predicted(schedule, self.session)
+    def _outcome(self, schedule: Schedule, changes: Changes) -> Outcome:
+        """What comes of a schedule with some changes, which may not go with it, as more copies than samples."""
+        try:
+            return predicted(_changed(schedule, changes), self.session)
+        except errors.ScheduleError as wrong:
+            return infeasible(wrong)
 
     def _changes(self, chosen: frozenset[str]) -> Changes:
         return _joined([self.off, *(self.on[name] for name in self.switches if name in chosen)])
