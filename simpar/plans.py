@@ -48,6 +48,10 @@ class Plan:
             steps, under attention of those that are there.
         context_split: ``balanced``: of 2 × context chunks of a sequence rank i holds chunk i and chunk i from the end,
             so that causal attention is equal work for all; ``contiguous``: rank i holds part i of context.
+        context_heads: of an ``all_to_all`` among more ranks than there are key heads, these are repeated as often as
+            ``ranks`` need, or for all ``queries`` that share them (MindSpeed).
+        context_by_heads: of context ranks so many neighbours exchange heads for tokens, inside of a ring of the others
+            or of their gathers (USP, arXiv 2405.07719; Megatron-LM's a2a+p2p).
         expert: ranks, neighbours, that share the experts of a mixture: each holds its part of all experts, and tokens
             go to them and back by all-to-alls.
         expert_ranks: which ranks these are: ``data`` ranks; ``context``, those of a sequence first, then data ranks;
@@ -97,6 +101,7 @@ class Plan:
             their ``attention`` alone, behind their forward and back before
             their backward; states of the ``optimizer``, on the device while a layer is updated.
         offload_layers: how many layers of a stage, the first first, offload activations; 0: all but its last.
+        offload_parts: in how many parts states of the optimizer come, one behind the other; 0: layer by layer.
         recompute_inputs: of recomputed layers each tensor rank keeps all inputs (``full``), or a slice of those that it
             holds as the others do (``sharded``), which they gather again.
         shard: what optimizer parallelism splits over the data ranks: ``state``, ``gradients``, ``weights``.
@@ -141,6 +146,8 @@ class Plan:
     context: int = 1
     context_kind: Literal['all_gather', 'all_to_all', 'ring'] = 'all_gather'
     context_split: Literal['balanced', 'contiguous'] = 'balanced'
+    context_heads: Literal['ranks', 'queries'] = 'ranks'
+    context_by_heads: int = 1
     expert: int = 1
     expert_ranks: Literal['data', 'context', 'tensor'] = 'data'
     expert_tokens: Literal['sequence', 'features'] = 'sequence'
@@ -178,6 +185,7 @@ class Plan:
     recompute_communication: bool = True
     offload: tuple[Literal['activations', 'attention', 'optimizer'], ...] = ()
     offload_layers: int = 0
+    offload_parts: int = 0
     recompute_inputs: Literal['full', 'sharded'] = 'full'
     shard: tuple[Literal['state', 'gradients', 'weights'], ...] = ()
     gather: Literal['', 'after-update', 'on-use', 'on-use-twice'] = ''

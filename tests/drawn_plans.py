@@ -75,6 +75,8 @@ def of_mindspeed(seed):
         plan.setdefault('exchange', 'fused')
     plan.pop('offload_layers', None)
     plan['offload'] = random.Random(f'swap {seed}').choice(([], ['optimizer']))
+    if plan['offload']:
+        plan['offload_parts'] = random.Random(f'parts {seed}').choice((1, 4, 16))
     return {**made, 'cluster': {'profile': 'ascend910b-8', 'nodes': 2, 'stack': 'mindspeed'}}
 
 

@@ -2,6 +2,8 @@
 
     python -m tests.field_score                 import every recorded file, and print the table and what is missing
     python -m tests.field_score record FOLDER   record their settings anew; FOLDER has a clone of each repository
+    python -m tests.field_score others FOLDER   the other training scripts of MindSpeed-LLM: how many are clean, and
+                                                which keys the rest lacks
 
 What is recorded are names and values of settings, with repository, commit and path. A script is recorded as the flags
 that its training gets, so that the score is one of settings, not of shells. Clean is a file of which every setting is
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from tables import load_table
@@ -39,26 +42,53 @@ _ANSWERS = {'vocab-size': '50432', 'micro-batch-size': '1', 'global-batch-size':
 
 def record(folder: Path) -> None:
     """Write the list of settings anew, of the newest commit of each clone."""
-    rows = []
+    rows: list[dict] = []
     for launcher, repository, pattern, most in FILES:
-        git = ['git', '-C', str(folder / repository.replace('/', '+') / 'repo')]
-        commit = _output([*git, 'rev-parse', '--short=12', 'HEAD']).strip()
-        paths = [one for one in _output([*git, 'ls-tree', '-r', '--name-only', 'HEAD']).splitlines()
-                 if re.search(pattern, one)]  # fmt: skip
-        for path in paths[:most]:
-            row = {'launcher': launcher, 'source': f'{repository}@{commit}', 'path': path}
-            try:
-                facts = _facts(_output([*git, 'show', f'HEAD:{path}']), path)
-            except ScheduleError as error:
-                print(f'{path}: {error}', file=sys.stderr)
-                continue
-            beside = re.findall(r'parallel_speed_up_json_path: *"?([\w./-]+)', _output([*git, 'show', f'HEAD:{path}']))
-            facts |= {'beside': found} if (found := _beside(git, Path(path).parent, beside)) else {}
-            # A script that trains no model starts something else.
-            if 'tree' in facts or '--num-layers' in json.dumps(facts['flags']):
-                rows.append({**row, **facts})
+        git, paths = _listed(folder, repository, pattern)
+        rows += _recorded(git, launcher, repository, paths[:most])
     RECORDED.write_bytes(lzma.compress(json.dumps(rows).encode()))
     print(f'{len(rows)} files, {RECORDED.stat().st_size} bytes')
+
+
+def _listed(folder: Path, repository: str, pattern: str) -> tuple[list[str], list[str]]:
+    """How git is called in a clone, and the paths there that fit."""
+    git = ['git', '-C', str(folder / repository.replace('/', '+') / 'repo')]
+    paths = _output([*git, 'ls-tree', '-r', '--name-only', 'HEAD']).splitlines()
+    return git, [one for one in paths if re.search(pattern, one)]
+
+
+def _recorded(git: list[str], launcher: str, repository: str, paths: list[str]) -> Iterator[dict]:
+    """What is recorded of each file."""
+    commit = _output([*git, 'rev-parse', '--short=12', 'HEAD']).strip()
+    for path in paths:
+        row = {'launcher': launcher, 'source': f'{repository}@{commit}', 'path': path}
+        try:
+            facts = _facts(_output([*git, 'show', f'HEAD:{path}']), path)
+        except ScheduleError as error:
+            print(f'{path}: {error}', file=sys.stderr)
+            continue
+        beside = re.findall(r'parallel_speed_up_json_path: *"?([\w./-]+)', _output([*git, 'show', f'HEAD:{path}']))
+        facts |= {'beside': found} if (found := _beside(git, Path(path).parent, beside)) else {}
+        # A script that trains no model starts something else.
+        if 'tree' in facts or '--num-layers' in json.dumps(facts['flags']):
+            yield {**row, **facts}
+
+
+def others(folder: Path) -> list[str]:
+    """The other scripts of MindSpeed-LLM that train: how many are clean, and what the rest lacks, by key."""
+    launcher, repository = 'MindSpeed-LLM', 'Ascend/MindSpeed-LLM'
+    known = {row['path'] for row in files()}
+    git, paths = _listed(folder, repository, r'\.sh$')
+    rows = [row for row in _recorded(git, launcher, repository, [one for one in paths if one not in known])
+            if re.match('(pre|post)train', row['trainer'])]  # fmt: skip
+    with tempfile.TemporaryDirectory() as name:
+        made = [made_of(row, Path(name)) for row in rows]
+    lacks = [frozenset(_lacking(one) or ['refused'] * isinstance(one, str)) for one in made]
+    every, alone = (Counter(key for lack in lacks if len(lack) in sizes for key in lack)
+                    for sizes in (range(1, 99), (1,)))  # fmt: skip
+    count = f'{lacks.count(frozenset())} of {len(rows)} scripts are clean.'
+    lines = [count, '', '| missing | scripts | alone |', '|---|---|---|']
+    return [*lines, *(f'| `{key}` | {count} | {alone[key] or ""} |' for key, count in every.most_common())]
 
 
 def _output(words: list[str]) -> str:
@@ -160,4 +190,4 @@ if __name__ == '__main__':
     if sys.argv[1:2] == ['record']:
         record(Path(sys.argv[2]))
     else:
-        print('\n'.join(score_table()))
+        print('\n'.join(others(Path(sys.argv[2])) if sys.argv[1:2] == ['others'] else score_table()))

@@ -29,11 +29,11 @@ def program(kind, ranks, more=(), **plan):
     return lower(workload(**dict(more)), Plan(context=ranks, context_kind=kind, **plan), ranks)
 
 
-def messages(made, phase, layer='layer1'):
+def messages(made, phase, layer='layer1', among='context'):
     """Bytes of the context ranks' messages of a layer, by collective."""
     found = {}
     for op in made.op_classes:
-        if op.partition == 'context' and op.phase == phase and layer in op.name:
+        if op.partition == among and op.phase == phase and layer in op.name:
             found.setdefault(op.operator, []).append(op.bytes)
     return found
 
@@ -80,6 +80,24 @@ def test_a_ring_passes_on_keys_and_values_of_one_rank(ranks, split):
     made = program('ring', ranks, context_split=split)
     assert messages(made, 'F') == {'send_recv': [kv] * (ranks - 1)}
     assert messages(made, 'I') == {'send_recv': [kv] * (2 * (ranks - 1))}
+
+
+@pytest.mark.parametrize('kind', ['ring', 'all_gather'])
+def test_neighbours_exchange_heads_inside_of_a_ring_of_the_others(kind):
+    """USP (arXiv 2405.07719, 4): 2 of 8 ranks exchange, then half the heads of their tokens meet those of 4 parts."""
+    one, made = BATCH * TOKENS * HIDDEN * 2 / 8, program(kind, 8, context_by_heads=2)
+    for phase in ('F', 'I'):
+        assert sorted(messages(made, phase, among='context_heads')['all_to_all']) == [one, 3 * one]
+    assert made.partitions['context_heads'].groups_GP.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert made.partitions['context_ring'].groups_GP.tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    # Twice the tokens and half the heads of a rank alone.
+    kv = 2 * one
+    sent = {
+        'ring': [{'send_recv': [kv] * 3}, {'send_recv': [kv] * 6}],
+        'all_gather': [{'all_gather': [4 * kv]}, {'all_gather': [4 * kv], 'reduce_scatter': [4 * kv]}],
+    }[kind]
+    assert [messages(made, phase, among='context_ring') for phase in ('F', 'I')] == sent
+    assert 8 * attention_flops(made, 'F') == attention_flops(lower(workload(), Plan(), 1), 'F')
 
 
 # Work
@@ -194,6 +212,11 @@ plan: {{{plan}}}
         ('context: 4', 64, ', attention: unfused, dropout: 0.1', r'dropout: not yet: .* write 0, attention: flash'),
         ('context: 4, search: exact', 64, '', r'plan\.context: searches of strategies know no ranks'),
         ('context: 4', 64, ', experts: {count: 16, top_k: 1, capacity: 0.5}', r'capacity: 2 slots .* do not divide by'),
+        ('context: 4, context_by_heads: 3', 64, '', r'context_by_heads: 3 of 4 context .* write one of 1, 2, or 1 and'),
+        ('context: 4, context_by_heads: 4', 64, '', r'context_by_heads: 4 of 4 context ranks .* no ring'),
+        ('context: 4, context_by_heads: 2, context_kind: all_to_all', 64, '', r'context_by_heads: 2, but all context'),
+        ('context: 4, context_by_heads: 2', 64, ', attention: unfused', r'context_by_heads: not yet: .* write 1, or'),
+        ('context: 32, context_by_heads: 16', 64, '', r'context_by_heads: heads 8 cannot .* write lower degrees'),
         ('context: 3', 48, '', r'plan\.context: data 2 × context 3 × tensor 1 = 6 ranks, .* a divisor'),
         ('cp: 4', 64, '', r'plan\.cp: unknown key; write context'),
     ],
@@ -245,6 +268,41 @@ def test_losses_and_gradients_are_those_of_transformers(kind, how, oracles):
     turn, plans = KINDS.index(how) + [*MODELS].index(kind), [*PLANS.items()]
     for name, (plan, ranks) in some(plans[turn:] + plans[:turn]):
         assert oracles(kind).compared(replace(plan, context_kind=how), ranks) <= 1e-10, name
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(('plan', 'ranks'), [(Plan(context=4), 4), (Plan(context=2, data=2, tensor=2, zero=1), 8)])
+def test_keys_for_each_query_train_to_the_same_and_travel_as_often(plan, ranks, oracles):
+    """Of 8 queries and 2 keys among 4 ranks, 8 + 8 + 8 heads are exchanged, 8 + 4 + 4 where ranks alone need them."""
+    plan = replace(plan, context_kind='all_to_all')
+    each = replace(plan, context_heads='queries')
+    assert oracles('llama').compared(each, ranks) <= 1e-10
+    few = {'heads': 8, 'kv_heads': 2, 'hidden': 64}
+    sent = [max(messages(lower(workload(**few), one, ranks), 'F')['all_to_all']) for one in (plan, each)]
+    assert sent[1] * 16 == sent[0] * 24
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize('how', ['ring', 'all_gather'])
+@pytest.mark.parametrize(
+    ('kind', 'plan', 'ranks'),
+    [
+        ('gpt2', Plan(tensor=2, sequence_parallel=True, zero=1, pipeline=2, micro_batches=2), 16),
+        ('llama', Plan(data=2, copies=2, zero=3, context_split='contiguous'), 8),
+        ('llama', Plan(tensor=2, recompute='full', context_heads='queries'), 8),
+        ('mistral', Plan(copies=2, recompute='selective'), 4),
+    ],
+)
+def test_heads_exchanged_inside_of_a_ring_train_to_those_of_transformers(kind, plan, ranks, how, oracles):
+    plan = replace(plan, context=4, context_by_heads=2, context_kind=how)
+    assert oracles(kind).compared(plan, ranks) <= 1e-10
+
+
+@pytest.mark.torch
+def test_dropout_and_windows_inside_of_a_ring_are_those_of_any_plan():
+    model = Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=16, init_std=0.3, dropout=0.3, window=5)
+    plan = Plan(context=4, context_by_heads=2, context_kind='ring', copies=2)
+    trains(Workload(model=model, batch=4), plan, 4, steps=1)
 
 
 def test_the_plans_cover_every_pair_of_axes_beside_context():

@@ -224,3 +224,17 @@ def test_windows_and_scales_of_mindspeed_are_whole_numbers_that_it_reads(window)
     assert made.unsaid == ()
     assert 16 in (found.sliding_window, found.interleave_sliding_window)
     assert found.query_pre_attn_scalar == 16
+
+
+@pytest.mark.parametrize('framework', ['megatron', 'mindspeed'])
+def test_heads_exchanged_inside_of_a_ring_come_back_as_the_same_program(framework):
+    tree = DRAWN[framework](0)
+    tree['plan'] = {'data': 4, 'context': 4, 'context_kind': 'ring', 'context_by_heads': 2, 'zero': 1}
+    tree['workload'] |= {'batch': 8}
+    tree['workload']['transformer'] |= {'attention': 'flash', 'dropout': 0, 'pad_vocab': 1}
+    schedule = load_schedule(tree)
+    made = export(schedule, framework)
+    assert made.unsaid == ()
+    assert read_by_its_arguments(made) is not None
+    back = reimported(TARGETS[framework], made.text, values_of(schedule), {})
+    assert case_of(load_schedule(schedule_text(back, 'a.sh'))).program.hash == case_of(schedule).program.hash

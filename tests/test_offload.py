@@ -52,6 +52,9 @@ STATES = {
     'zero 3': (2, Plan(data=2, zero=3), replace(TRAINING, clip_norm=0.1)),
     'masters': (4, Plan(data=2, pipeline=2, micro_batches=4, zero=1), MASTERS),
     'muon': (2, Plan(data=2, zero=1), replace(TRAINING, optimizer=Muon(learning_rate=1e-2))),
+    'one part': (2, Plan(data=2, zero=1, offload_parts=1), MASTERS),
+    'parts of stages': (4, Plan(data=2, pipeline=2, micro_batches=4, zero=1, offload_parts=3), MASTERS),
+    'parts of shards': (2, Plan(data=2, zero=3, offload_parts=2), replace(TRAINING, clip_norm=0.1)),
 }
 
 
@@ -90,7 +93,9 @@ def test_states_that_come_for_the_update_train_to_the_same_bits(world: int, plan
     both = lower(training, replace(plan, offload=(*OFF, 'optimizer'), offload_layers=1), world)
     validate(both)
     full, less = (memory(sequential(program)).fullest for program in (plain, leaving))
-    assert less.peak_kinds.get('state', 0) < 64 < full.peak_kinds['state']
+    # Counts of updates, a number each, stay.
+    counts = sum(leaving.local_bytes(one) for one in leaving.tensors if one.kind == 'state' and not one.host)
+    assert less.peak_kinds.get('state', 0) <= counts < full.peak_kinds['state'] / 8
 
 
 def test_a_device_that_is_too_small_for_all_is_large_enough_without_what_left() -> None:
@@ -132,6 +137,30 @@ def test_a_slow_link_to_the_host_loses_and_a_quick_one_hides_its_copies(profile:
     assert (leaving.memory.host, plain.memory.host) == (sent(leaving.program), 0)
 
 
+def in_parts(parts: int) -> Prediction:
+    """States of one device on the host; the batch is so small that the update holds most."""
+    plan = Plan(offload=('optimizer',) if parts else (), offload_parts=parts)
+    training = replace(LARGE, batch=1, optimizer=AdamW(master_weights=True))
+    return predict(lower(training, plan, 1), None, cluster(load_profile('h100-sxm-8'), devices=1))
+
+
+def test_parts_of_states_wait_for_one_another_and_are_there_as_a_whole() -> None:
+    """Both ways take turns where each update is a part; of one part they overlap, and all states are there at once."""
+    plain, *swapped = map(in_parts, (0, 4096, 2, 1))
+    alone, halves, full = (one.step - plain.step for one in swapped)
+    states = sent(swapped[0].program)
+    assert {sent(one.program) for one in swapped} == {states}
+    way = states / (63e9 * 0.88)
+    assert 2 * way < alone < 2.1 * way
+    assert 0.95 * way < full < halves < alone
+    largest = max(op.bytes for op in swapped[0].program.op_classes if op.operator == 'copy')
+    held = [one.memory.fullest.peak_kinds.get('gathered', 0) for one in swapped]
+    assert held[0] <= largest
+    assert states / 2 - largest <= held[1] <= states / 2 + largest
+    # Gradients go where their weights are updated, which the last states come behind.
+    assert states - largest < held[2] <= states
+
+
 def test_copies_slow_no_computation_whatever_engine_runs_them() -> None:
     program = lower(TRAINING, Plan(tensor=2, copies=2, offload=OFF), 2)
     costs = price(program, cluster(load_profile('h100-sxm-8'), devices=2))
@@ -171,7 +200,10 @@ def test_a_cluster_whose_link_to_the_host_nobody_knows_says_so() -> None:
 @pytest.mark.parametrize(
     ('framework', 'cluster_', 'said', 'flag'),
     [
-        ('mindspeed', '{profile: ascend910b-8, stack: mindspeed}', {'offload': ['optimizer']}, '--swap-optimizer'),
+        ('mindspeed', '{profile: ascend910b-8, stack: mindspeed}', {'offload': ['optimizer'], 'offload_parts': 16},
+         '--swap-optimizer'),
+        ('mindspeed', '{profile: ascend910b-8, stack: mindspeed}', {'offload': ['optimizer'], 'offload_parts': 4},
+         '--swap-optimizer-times 4'),
         ('megatron', '{profile: h100-sxm-8, stack: megatron-te}', {'offload': ['activations'], 'offload_layers': 1},
          '--cpu-offloading-num-layers 1'),
         ('megatron', '{profile: h100-sxm-8, stack: megatron-te}', {'offload': ['activations']},

@@ -14,6 +14,7 @@ from executor.reference.gpt import REFERENCE_OF_GPT
 from executor.reference.network import REFERENCE_OF_MODULE, REFERENCE_OF_NETWORK, OfModel, Parameters, Slices
 from executor.state import Result
 from simpar.lower.graph.stages import in_both_directions
+from simpar.lower.issue import by_heads
 from simpar.model import Conv2d, Dense, Network, layer_names
 from simpar.model.library.gpt import Transformer
 from simpar.model.model import FromModule
@@ -119,7 +120,9 @@ def _in_groups(workload: Workload) -> bool:
 
 def _of_sequence(plan: Plan) -> Slices:
     """Slices of a sequence that ranks hold: each counts the slots of experts for itself."""
-    balanced = plan.context if plan.context > 1 and plan.context_split == 'balanced' else 0
+    inner = by_heads(plan)
+    parts = plan.context // inner if inner < plan.context else plan.context
+    balanced = parts if plan.context > 1 and plan.context_split == 'balanced' else 0
     return Slices(plan.context * (plan.tensor if plan.sequence_parallel else 1), balanced)
 
 

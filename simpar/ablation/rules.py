@@ -258,7 +258,10 @@ class Facts:
     def exchanges(self) -> bool:
         """Whether any redistribution is an all-to-all."""
         # Heads are exchanged among context ranks by another key.
-        return any(op.operator == 'all_to_all' and op.partition != issue.CONTEXT for op in self._communication)
+        return any(
+            op.operator == 'all_to_all' and op.partition not in (issue.CONTEXT, issue.CONTEXT_HEADS)
+            for op in self._communication
+        )
 
     @cached_property
     def sharded(self) -> bool:
@@ -279,6 +282,11 @@ class Facts:
     def asks_offload(self) -> bool:
         """Whether activations are to leave for the host."""
         return bool(self.plan.offload)
+
+    @property
+    def asks_states(self) -> bool:
+        """Whether states of the optimizer are to leave for the host."""
+        return 'optimizer' in self.plan.offload
 
     @cached_property
     def asks_recompute(self) -> bool:

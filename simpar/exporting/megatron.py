@@ -35,7 +35,7 @@ def flags(values: Values, source: Source) -> list[Said]:
     said += [*_training(values), *_states(values, source)]
     said += [one for rule in (_launch, _pipeline, _sharding) for one in rule(values)]
     said += [*_tiles(values, source), *_pairs(values, source), *_offload(values, source)]
-    said += _window(values, source)
+    said += [*_window(values, source), *_context(values, source)]
     if source is MINDSPEED:
         said += _mindspeed(values)
     said += _biases(said, values, source)
@@ -64,7 +64,7 @@ def _facts(values: Values, source: Source) -> Iterator[str]:
         'mtp_layers': values.model('mtp_layers'),
         'groups': values.model('experts.groups', 1) > 1,
         'scaled': values.model('experts.scaling_factor', 1) != 1,
-        'context': values.plan('context') > 1,
+        'context': values.plan('context') > 1 and values.plan('context_by_heads') == 1,
         'tensor': values.plan('tensor') > 1,
         '16 bits': values.work('precision', '') in ('bf16', 'fp16'),
         'fp16': values.work('precision', '') == 'fp16',
@@ -233,6 +233,20 @@ def _pipeline(values: Values) -> Iterator[Said]:
         yield say('no-overlap-p2p-communication', True, ('plan.exchange',))
 
 
+def _context(values: Values, source: Source) -> Iterator[Said]:
+    """Neighbours that exchange heads inside of a ring."""
+    inner, ranks = values.plan('context_by_heads'), values.plan('context')
+    if inner == 1 or values.plan('context_kind') != 'ring':
+        return
+    say = partial(Said, part='PLAN', keys=('plan.context_by_heads', 'plan.context_kind'))
+    if source is MINDSPEED:
+        yield say('context-parallel-algo', 'hybrid_cp_algo')
+        yield say('ulysses-degree-in-cp', inner)
+    else:
+        yield say('cp-comm-type', 'a2a+p2p')
+        yield say('hierarchical-context-parallel-sizes', [inner, ranks // inner])
+
+
 def _pairs(values: Values, source: Source) -> Iterator[Said]:
     """A forward beside a backward, where ranks share experts, and a pipeline has virtual stages."""
     pairs, delayed = values.plan('pairs'), values.plan('weight_gradients') == 'delayed'
@@ -254,7 +268,10 @@ def _offload(values: Values, source: Source) -> Iterator[Said]:
     """States by MindSpeed; activations of the first layers by Megatron-LM, without a pipeline."""
     away = values.plan('offload')
     if source is MINDSPEED and away == ['optimizer']:
-        yield Said('swap-optimizer', True, ('plan.offload',), 'PLAN')
+        parts, keys = values.plan('offload_parts'), ('plan.offload', 'plan.offload_parts')
+        yield Said('swap-optimizer', True, keys, 'PLAN')
+        if parts and str(parts) != source.table.rows['swap-optimizer-times'].default:
+            yield Said('swap-optimizer-times', parts, keys[1:], 'PLAN')
     single = values.plan('pipeline') == 1 and not values.model('mtp_layers')
     if source is not MINDSPEED and away == ['activations'] and single:
         count = values.plan('offload_layers') or values.model('layers') - 1

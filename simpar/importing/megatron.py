@@ -374,12 +374,27 @@ def parallel(flags: Settings) -> Iterator[Finding]:
     """Sequence, context and expert parallelism."""
     yield from flags.said('sequence-parallel', 'context-parallel-size', 'use-tp-pp-dp-mapping')
     yield from flags.said('cp-comm-type', silent=True)
+    yield from _within_ring(flags)
     yield from mixtures.expert(flags)
     tensor = flags.number('tensor-model-parallel-size')
     if flags.on('tp-comm-overlap') and tensor > 1 and flags.on('sequence-parallel'):
         yield Entry('plan.tiles', tensor, ('tp-comm-overlap',), 'a ring has as many parts as ranks')
     elif flags.on('tp-comm-overlap'):
         yield from flags.left('without sequence-parallel', 'tp-comm-overlap')
+
+
+def _within_ring(flags: Settings) -> Iterator[Finding]:
+    """Neighbours that exchange heads inside of a ring.
+
+    NVIDIA/Megatron-LM d98e8a64dd, megatron/core/transformer/transformer_config.py: the first size is of neighbours.
+    """
+    name, sizes = 'hierarchical-context-parallel-sizes', flags.numbers('hierarchical-context-parallel-sizes')
+    if flags.number('context-parallel-size') < 2 or flags.text('cp-comm-type') != 'a2a+p2p':
+        yield from flags.left('without cp-comm-type a2a+p2p', name)
+    elif len(sizes) == 2:
+        yield Entry('plan.context_by_heads', sizes[0], (name, 'cp-comm-type'))
+    else:
+        yield Unmapped('cp-comm-type', f'a2a+p2p without two --{name}; a ring is written')
 
 
 class Stages(NamedTuple):
@@ -399,6 +414,15 @@ _OF_RANK: Final = ('enable-recompute-layers-per-pp-rank', 'recompute-in-advance'
 """MindSpeed's words for which layers of a rank a block takes."""
 
 
+def is_v(flags: Settings) -> bool:
+    """Whether each rank has a stage of both halves of the model.
+
+    Ascend/MindSpeed 028de58ca6, mindspeed/core/pipeline_parallel/dualpipev/dualpipev_chunks.py, line 43 on: layers lie
+    in the order of the stages, with those that do nothing among them.
+    """
+    return flags.text('schedules-method') == 'dualpipev'
+
+
 def stages_of(flags: Settings) -> Stages:
     """How layers lie on stages: by a layout, by the number of the first and the last, or evenly."""
     ranks, layers = max(1, flags.number('pipeline-model-parallel-size')), flags.number('num-layers')
@@ -412,7 +436,7 @@ def stages_of(flags: Settings) -> Stages:
     both = 'embedding' in flags.text(_METHOD)
     before, behind = (both or flags.on(name) for name in _ACCOUNTS)
     each, full = flags.number(_VIRTUAL[0]), layers + before + behind
-    chunks = max(1, full // (ranks * each)) if each else flags.number(_VIRTUAL[1])
+    chunks = max(1, full // (ranks * each)) if each else 2 if is_v(flags) else flags.number(_VIRTUAL[1])
     first, last = map(flags.number, _ENDS)
     middle, rest = ranks - bool(first) - bool(last), layers - first - last
     by, count = flags.given(*_ENDS, *_ACCOUNTS, *([_METHOD] if both else [])), ranks * chunks
@@ -428,8 +452,7 @@ def stages_of(flags: Settings) -> Stages:
         return Stages(chunks, listed if fits else None, ('num-layer-list',))
     idle = idle_layers(flags)
     by += ('noop-layers',) * bool(idle)
-    # Of a V it is not known which stage an idle layer is in.
-    if full % max(1, count) or (idle and flags.text('schedules-method') == 'dualpipev'):
+    if full % max(1, count):
         return Stages(chunks, None, by)
     share = full // count
     counts = [share - (stage == 0) * before - (stage == count - 1) * behind for stage in range(count)]
@@ -465,12 +488,12 @@ def pipeline(flags: Settings) -> Iterator[Finding]:
     if 'm' in flags.text(_LAYOUT) and not flags.number('mtp-num-layers'):
         yield Unmapped(_LAYOUT, 'its layers of multi-token prediction (m) are left out')
     stages = stages_of(flags)
-    if stages.chunks > 1:
+    if stages.chunks > 1 and not is_v(flags):
         by = flags.given(*_VIRTUAL) or stages.by
         yield Entry('plan.order', 'interleaved-1f1b', by)
         yield Entry('plan.chunks', stages.chunks, by)
     by = flags.given('no-overlap-p2p-communication') or ('pipeline-model-parallel-size',)
-    if stages.chunks == 1 or flags.on('no-overlap-p2p-communication'):
+    if stages.chunks == 1 or is_v(flags) or flags.on('no-overlap-p2p-communication'):
         yield Entry('plan.exchange', 'fused', by, 'sends and receives between two computations are one')
     else:
         # NVIDIA/Megatron-LM d98e8a64dd, megatron/training/arguments.py, line 3118: overlap_p2p_comm is on with virtual
@@ -499,7 +522,7 @@ def pairs(flags: Settings) -> Iterator[Finding]:
     if not on or not mixtures.number_of_experts(flags) or flags.number('expert-model-parallel-size') < 2:
         why = 'without overlap-moe-expert-parallel-comm' if not on else 'no ranks share experts'
         yield from flags.left(why, *switches, *more)
-    elif whole and flags.text('schedules-method') != 'dualpipev':
+    elif whole:
         for name in flags.given(*on, *more):
             yield Unmapped(name, 'with a pipeline it needs virtual stages; forwards and backwards are written in turns')
     else:
@@ -584,7 +607,9 @@ def recompute(flags: Settings) -> Iterator[Finding]:
         yield from recompute_modules(flags, by)
         yield from flags.left('with recompute-granularity selective', *names)
     else:
-        yield from flags.left('without recompute-granularity', *names, 'recompute-modules')
+        # MindSpeed's attention that waits on the host reads them without it.
+        read = () if flags.on('swap-attention') else names
+        yield from flags.left('without recompute-granularity', *read, 'recompute-modules')
     shares = 'distribute-saved-activations'
     if kind == 'full' and flags.number('tensor-model-parallel-size') > 1 and not flags.on('sequence-parallel'):
         yield from flags.said(shares)
@@ -633,13 +658,14 @@ def recompute_full(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
     """All layers, or with ``block`` the first of each stage."""
     count, method = flags.number('recompute-num-layers'), flags.text('recompute-method')
     stages = stages_of(flags).layers
-    if 'recompute-in-advance' in flags and flags.number(_VIRTUAL[0]) == 1:
+    # What attention that waits on the host leaves to the backward runs there.
+    if 'recompute-in-advance' in flags and flags.number(_VIRTUAL[0]) == 1 and not flags.on('swap-attention'):
         yield Unmapped('recompute-in-advance', 'recomputation in the idle time of a pipeline')
     yield from flags.left('with recompute-granularity full', 'recompute-modules')
     if method == 'block' and stages is None:
         yield Unmapped('recompute-num-layers', 'blocks of these stages; all layers are')
     elif method == 'block' and stages is not None:
-        counts = recomputed_layers(flags, stages)
+        counts = recomputed_layers(flags, stages, count)
         if any(one < layers for one, layers in zip(counts, stages, strict=True)):
             # Megatron-LM recomputes no module that predicts further tokens then.
             own = (layer for layer in first_layers(stages, counts) if layer < flags.number('num-layers'))
@@ -651,15 +677,17 @@ def recompute_full(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
         yield Unmapped('recompute-num-layers', f'{count} layers as one; each keeps its input')
 
 
-def recomputed_layers(flags: Settings, stages: list[int]) -> list[int]:
-    """How many of the first layers of each stage a block takes."""
-    count, chunks = flags.number('recompute-num-layers'), stages_of(flags).chunks
-    counts = [count] * len(stages)
-    if flags.on(_OF_RANK[0]):
+def recomputed_layers(flags: Settings, stages: list[int], count: int, *, last: bool = False) -> list[int]:
+    """How many of the first layers of each stage a block of so many takes.
+
+    Arguments: ``last``: the last layer of the model, too, where a flag leaves it out.
+    """
+    chunks, counts = stages_of(flags).chunks, [count] * len(stages)
+    if flags.on(_OF_RANK[0]) and not is_v(flags):
         # Ascend/MindSpeed 028de58ca6, mindspeed/core/memory/common.py, line 167 on: chunks take turns.
         ranks = len(stages) // chunks
         counts = [max(0, -(-(count - place // ranks) // chunks)) for place in range(len(stages))]
-    if flags.on(_OF_RANK[1]):
+    if flags.on(_OF_RANK[1]) and not last:
         counts[-1] = min(counts[-1], stages[-1] - 1)
     idle, share = idle_layers(flags), max(1, flags.number('num-layers') // len(stages))
     return [one - idle_of(idle, stage, share, one) for stage, one in enumerate(counts)]

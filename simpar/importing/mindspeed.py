@@ -15,6 +15,7 @@ from simpar.importing.megatron import (
     OF_PLAN,
     activation_of,
     idle_layers,
+    is_v,
     recompute,
     recomputed_layers,
     sharding,
@@ -48,6 +49,9 @@ def mindspeed_model(flags: Settings) -> Iterator[Finding]:
     if 0 < share <= 1 and flags.text('position-embedding-type') == 'rope':
         yield Entry(f'{_T}.rotary_share', share, ('partial-rotary-factor',))
     yield from mindspeed_biases(flags)
+    if flags.number('mtp-num-layers') > 1 and not flags.on('mtp-mem-efficient-logits'):
+        # Ascend/MindSpeed-LLM c77308a1, mindspeed_llm/core/transformer/multi_token_prediction.py, line 257.
+        yield Unmapped('mtp-num-layers', 'logits of a module in 16 bits stay, too, while the next one runs')
     yield from documents(flags)
     yield from masks(flags)
     yield from adapters(flags)
@@ -153,6 +157,7 @@ def mindspeed_experts(flags: Settings) -> Iterator[Finding]:
 def mindspeed_plan(flags: Settings) -> Iterator[Finding]:
     """What MindSpeed adds to a plan."""
     yield from flags.said('context-parallel-algo', silent=True)
+    yield from exchanged_heads(flags)
     if flags.choice('context-parallel-algo') == 'all_gather' and flags.on('reset-attention-mask'):
         # Ascend/MindSpeed 028de58ca6, mindspeed/core/context_parallel/get_batch_utils.py, line 112.
         yield Entry('plan.context_split', 'contiguous', flags.given('context-parallel-algo', 'reset-attention-mask'))
@@ -167,28 +172,58 @@ def mindspeed_plan(flags: Settings) -> Iterator[Finding]:
         yield Entry('plan.tiles', count, (*tiled, *parts), 'products and sums in parts')
     else:
         yield from flags.left('with one tensor rank, or switched off', *tiled, *parts)
-    method = flags.text('schedules-method')
-    if method == 'dualpipev':
+    if is_v(flags):
         yield Entry('plan.order', 'dualpipe-v', ('schedules-method',))
         yield Entry('plan.chunks', 2, ('schedules-method',))
     elif 'schedules-method' in flags:
-        yield Unmapped('schedules-method', f'{method}; 1f1b is written')
-    if flags.on('swap-optimizer'):
-        yield Entry('plan.offload', ['optimizer'], ('swap-optimizer',))
+        yield Unmapped('schedules-method', f'{flags.text("schedules-method")}; 1f1b is written')
+    yield from expansion(flags)
+    yield from swapped_states(flags)
     yield from mindspeed_stages(flags)
     yield from swapped(flags)
-    name = 'recompute-activation-function'
-    if flags.text('recompute-granularity') == 'full' and flags.text('recompute-method') != 'block':
-        yield from flags.left('every layer is recomputed in full', name)
-    elif flags.on(name) and 'recompute-granularity' in flags:
-        # Ascend/MindSpeed 028de58ca6, mindspeed/model/transformer.py, should_recompute_activation: of all other layers.
-        said = [one.value for one in recompute(flags) if isinstance(one, Entry) and one.key == 'plan.recompute']
-        if said and isinstance(said[-1], list):
-            yield Entry('plan.recompute', [*said[-1], f'layer*.{activation_of(flags)}'], (name,))
-        else:
-            yield Unmapped(name, 'beside recompute-granularity, which is written')
-    elif flags.on(name):
-        yield Entry('plan.recompute', [f'layer*.{activation_of(flags)}'], (name,))
+    yield from recomputed_parts(flags)
+
+
+def swapped_states(flags: Settings) -> Iterator[Finding]:
+    """States of the optimizer that wait on the host, and in how many parts they come.
+
+    Ascend/MindSpeed 028de58ca6, mindspeed/core/optimizer/swap_optimizer/swap_optimizer.py, line 571 on.
+    """
+    switch, times = 'swap-optimizer', 'swap-optimizer-times'
+    if not flags.on(switch):
+        yield from flags.left('without swap-optimizer', times)
+        return
+    yield Entry('plan.offload', ['optimizer'], (switch,))
+    yield Entry('plan.offload_parts', max(1, flags.number(times)), flags.given(times) or (switch,))
+    if flags.number(times) < 1:
+        yield Unmapped(times, 'all at once, the largest first; in the order of updates is written')
+
+
+def exchanged_heads(flags: Settings) -> Iterator[Finding]:
+    """Heads that ranks exchange, all of them or inside of a ring; of fewer keys each query head gets one of its own.
+
+    Ascend/MindSpeed 028de58ca6, mindspeed/core/context_parallel/ulysses_context_parallel/ulysses_context_parallel.py,
+    line 187. The flag is on whether a script has it or not (Ascend/MindSpeed-LLM c77308a1,
+    mindspeed_llm/features_manager/context_parallel/ulysses_context_parallel.py, line 16).
+    """
+    name, queries = 'kv-head-repeat-before-uly-alltoall', flags.number('num-attention-heads')
+    keys = flags.number('num-query-groups') if flags.on('group-query-attention') else queries
+    if flags.on('multi-latent-attention'):
+        keys = queries
+    context, tensor = map(flags.number, ('context-parallel-size', 'tensor-model-parallel-size'))
+    algorithm, degree = flags.text('context-parallel-algo'), 'ulysses-degree-in-cp'
+    ranks = context if algorithm == 'ulysses_cp_algo' else 1
+    if algorithm == 'hybrid_cp_algo' and context > 1 and degree in flags:
+        ranks = max(1, flags.number(degree))
+        yield Entry('plan.context_by_heads', ranks, ('context-parallel-algo', degree))
+    elif algorithm == 'hybrid_cp_algo' and context > 1:
+        yield Unmapped('context-parallel-algo', f'without --{degree}; a ring is written')
+    else:
+        yield from flags.left('without hybrid_cp_algo', degree)
+    if ranks > 1 and ranks * tensor > keys:
+        yield Entry('plan.context_heads', 'queries', flags.given(name) or ('context-parallel-algo',))
+    else:
+        yield from flags.left('ranks exchange no fewer heads of keys than they are', name)
 
 
 def swapped(flags: Settings) -> Iterator[Finding]:
@@ -197,26 +232,81 @@ def swapped(flags: Settings) -> Iterator[Finding]:
     if not flags.on(name):
         yield from flags.left('without swap-attention', 'swap-modules')
         return
-    kind, method = flags.text('recompute-granularity'), flags.text('recompute-method')
-    counts = recomputed_layers(flags, stages) if stages and method == 'block' else stages
-    most = max(counts or [0])
-    fits = stages and counts and all(one in (most, *range(has, most)) for one, has in zip(counts, stages, strict=True))
-    if not fits or stages is None or counts is None or kind not in ('none', 'full'):
+    method, number = flags.given('recompute-method'), flags.given('recompute-num-layers')
+    kind = flags.text(method[0]) if method else ''
+    # Ascend/MindSpeed 028de58ca6, mindspeed/core/memory/swap_attention/adaptor.py, line 101 on, beside any granularity.
+    count = flags.number('recompute-num-layers') if number else 0
+    away = recomputed_layers(flags, stages, count, last=True) if stages and kind == 'block' else stages
+    again = recomputed_layers(flags, stages, count) if stages and kind != 'uniform' else stages
+    most = max(away or [0])
+    fits = stages and away and all(one in (most, *range(has, most)) for one, has in zip(away, stages, strict=True))
+    if not fits or stages is None or again is None or flags.text('recompute-granularity') == 'selective':
         yield Unmapped(name, 'beside this recomputation, which is written')
     elif flags.text('swap-modules') not in ('', 'self_attention'):
         yield Unmapped('swap-modules', f'{flags.text("swap-modules")}; activations of attention leave')
     else:
-        # Ascend/MindSpeed 028de58ca6, mindspeed/core/memory/swap_attention/adaptor.py, line 89 on.
-        by = flags.given(name, 'recompute-granularity', 'recompute-method', 'recompute-num-layers')
-        yield Entry('plan.offload', ['attention'], (name,))
+        by = flags.given(name, 'recompute-granularity', *method, *number)
+        both = flags.given('swap-optimizer') if flags.on('swap-optimizer') else ()
+        yield Entry('plan.offload', ['attention', *(['optimizer'] if both else [])], (name, *both))
         yield Entry('plan.offload_layers', most, by)
-        if kind == 'full':
+        if any(again) or flags.text('recompute-granularity') == 'full':
             dense = ('fc1', activation_of(flags), 'fc2')
             mixed = ('route*', 'dispatch', 'experts.*', *(['shared.*'] if flags.number('n-shared-experts') else []))
             first = max(0, flags.number('first-k-dense-replace')) if number_of_experts(flags) else 10**9
-            layers = first_layers(stages, counts)
+            layers = first_layers(stages, again)
             own = [f'layer{layer}.{one}' for layer in layers for one in (dense if layer < first else mixed)]
             yield Entry('plan.recompute', own or 'none', by)
+
+
+def recomputed_parts(flags: Settings) -> Iterator[Finding]:
+    """Activations and norms that run again, in all layers or in some behind those of each stage that do so as a whole.
+
+    Ascend/MindSpeed 028de58ca6, mindspeed/core/memory/recompute/recompute_common.py, line 91 on.
+    """
+    parts = {'recompute-activation-function': activation_of(flags), 'recompute-norm': 'norm?'}
+    on = [name for name in parts if flags.on(name)]
+    numbers = {name: flags.given(f'{name}-num-layers') for name in parts}
+    yield from flags.left('switched off', *(one for name in parts if name not in on for one in numbers[name]))
+    told = (
+        one for one in (*recompute(flags), *swapped(flags)) if isinstance(one, Entry) and one.key == 'plan.recompute'
+    )
+    said = [one.value for one in told][-1:]
+    if said == ['full']:
+        yield from flags.left('every layer is recomputed in full', *on, *(one for name in on for one in numbers[name]))
+        return
+    found = said[0] if said and isinstance(said[0], list) else []
+    first = flags.number('recompute-num-layers') if flags.given('recompute-num-layers') else 0
+    whole = flags.text('recompute-granularity') == 'full' and not flags.on('swap-attention')
+    for name in on:
+        (by, stages), operator = (numbers[name], stages_of(flags).layers), parts[name]
+        if said == ['selective'] or ((by or (first and not whole)) and (stages is None or is_v(flags))):
+            yield Unmapped(name, 'beside this recomputation, which is written')
+        elif stages is not None and (by or (first and not whole)):
+            most = recomputed_layers(flags, stages, first + flags.number(by[0])) if by else stages
+            done = first_layers(stages, recomputed_layers(flags, stages, first)) if first else []
+            found = [*found, *(f'layer{one}.*{operator}' for one in first_layers(stages, most) if one not in done)]
+            yield Entry('plan.recompute', found or 'none', (name, *by))
+        else:
+            found = [*found, f'layer*.{operator}']
+            yield Entry('plan.recompute', found, (name,))
+
+
+def expansion(flags: Settings) -> Iterator[Finding]:
+    """The mode in which HCCL expands collectives, where all groups of several ranks have the same.
+
+    Ascend/MindSpeed 028de58ca6, mindspeed/core/hccl_buffer/hccl_adaptive_func.py, line 9 on.
+    """
+    name, choices = 'hccl-op-mode', flags.table.rows['hccl-op-mode'].choices
+    if not flags.on(name):
+        return
+    degrees = {'cp': 'context', 'tp': 'tensor-model', 'pp': 'pipeline-model', 'ep': 'expert-model'}
+    alone = {group for group, axis in degrees.items() if flags.number(f'{axis}-parallel-size') < 2}
+    said = dict(re.findall(r'(\w+):(\d+)', flags.shown(name)))
+    modes = {choices.get(mode) for group, mode in said.items() if group not in alone}
+    if len(modes) == 1 and None not in modes:
+        yield Entry('cluster.expansion_mode', modes.pop(), (name,))
+    else:
+        yield Unmapped(name, 'a mode for each group; that of the devices is written')
 
 
 def mindspeed_stages(flags: Settings) -> Iterator[Finding]:

@@ -25,6 +25,8 @@ DATA = 'data'
 TENSOR = 'tensor'
 CONTEXT = 'context'
 """Ranks that share the tokens of every sequence."""
+CONTEXT_HEADS, CONTEXT_RING = 'context_heads', 'context_ring'
+"""Of these, neighbours that exchange heads, and those that keys go round, where both are."""
 DATA_CONTEXT = 'data_context'
 """Data and context ranks with the same slices of weights; sums of gradients have a stream of their own."""
 CONTEXT_TENSOR = 'context_tensor'
@@ -46,9 +48,10 @@ class Mesh:
     """Degrees of parallelism, and how often the batch is split.
 
     Arguments: ``placement``, stage → pipeline rank; ``shard``, data ranks over which optimizer parallelism shards;
-    ``context``, ranks that share a sequence; ``balanced``: they hold chunks from both of its ends; ``expert``, ranks
-    that share experts, ``expert_stride`` apart; ``mirrored``: halves of the data ranks are mirrors of each other, see
-    ``two_homes``; ``sequence_chunks`` of a micro-batch, each an item of the pipeline's order.
+    ``context``, ranks that share a sequence; ``balanced``: they hold chunks from both of its ends; ``by_heads``, how
+    many of them, neighbours, exchange heads for tokens; ``expert``, ranks that share experts, ``expert_stride`` apart;
+    ``mirrored``: halves of the data ranks are mirrors of each other, see ``two_homes``; ``sequence_chunks`` of a
+    micro-batch, each an item of the pipeline's order.
     """
 
     data: int
@@ -60,6 +63,7 @@ class Mesh:
     shard: int = 1
     context: int = 1
     balanced: bool = False
+    by_heads: int = 1
     expert: int = 1
     expert_stride: int = 1
     mirrored: bool = False
@@ -74,6 +78,11 @@ class Mesh:
     def replicas(self) -> int:
         """Ranks that hold the same weights: data × context."""
         return self.data * self.context
+
+    @property
+    def parts(self) -> int:
+        """Parts of a sequence with chunks from both ends; neighbours that exchange heads inside of a ring share one."""
+        return self.context // self.by_heads if self.by_heads < self.context else self.context
 
     @property
     def stages(self) -> int:
@@ -163,11 +172,22 @@ def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,
         shard=_shard(plan, data * plan.context),
         context=plan.context,
         balanced=plan.context > 1 and plan.context_split == 'balanced',
+        by_heads=by_heads(plan),
         expert=plan.expert,
         expert_stride=expert_stride(plan, data),
         mirrored=plan.order == TWO_HOMES,
         sequence_chunks=plan.sequence_chunks,
     )
+
+
+def by_heads(plan: Plan) -> int:
+    """How many context ranks exchange heads for tokens; 1: none. Raises ``Infeasible`` where they do not divide."""
+    if plan.context == 1 or plan.context_kind == 'all_to_all':
+        return plan.context
+    if plan.context % plan.context_by_heads or plan.context_by_heads == plan.context:
+        what = f'{plan.context_by_heads} of {plan.context} context ranks exchange heads, which leaves no equal parts'
+        raise Infeasible(f'plan.context_by_heads: {what}; write a smaller divisor, or context_kind: all_to_all')
+    return plan.context_by_heads
 
 
 def mesh_of_strategies(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,)) -> Mesh:

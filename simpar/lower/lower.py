@@ -257,5 +257,7 @@ class _Assembly:
         order = order.behind([issue.Issue(op) for op in self.exchange.ops(held, order.ops())])
         scope = f'pipeline{place}.' if self.mesh.pipeline > 1 else ''
         updates = self.gathers.after_update(self.updates.ops(held), scope)
-        order = order.behind(with_states_on_host(self.tape, updates) if STATES in self.plan.offload else updates)
+        if STATES in self.plan.offload:
+            updates = with_states_on_host(self.tape, updates, self.plan.offload_parts)
+        order = order.behind(updates)
         return messages.once_a_step(self.tape, cast_weights(self.tape, order, place), place)

@@ -19,7 +19,19 @@ import numpy as np
 
 from simpar.errors import Infeasible, ProgramError
 from simpar.layout import Axis, Layout, TensorLayout, axes_name, merged, minus, rank_groups, size_of, union
-from simpar.lower.issue import CONTEXT, CONTEXT_TENSOR, DATA, EXPERT, EXPERT_DATA, PIPELINE, STAGE, TENSOR, Mesh
+from simpar.lower.issue import (
+    CONTEXT,
+    CONTEXT_HEADS,
+    CONTEXT_RING,
+    CONTEXT_TENSOR,
+    DATA,
+    EXPERT,
+    EXPERT_DATA,
+    PIPELINE,
+    STAGE,
+    TENSOR,
+    Mesh,
+)
 from simpar.model.ops import Load
 from simpar.program import BYTES, COLLECTIVES, Attribute, OpClass, Partition, Phase, Split, Tensor, TensorKind
 
@@ -58,12 +70,15 @@ Rule = tuple[int, Callable[[], None]]
 class Axes(NamedTuple):
     """The axes of degrees on the ranks of a stage, the outermost first; empty: the degree is 1.
 
-    Arguments: ``replicas``, ranks that hold the same weights, and whose parts of gradients are summed; ``expert``,
+    Arguments: ``heads``, context ranks that exchange heads for tokens; ``ring``, those that keys go round, or are
+    gathered over; ``replicas``, ranks that hold the same weights, and whose parts of gradients are summed; ``expert``,
     those that share experts; ``expert_data``, those that hold the same ones.
     """
 
     data: tuple[Axis, ...]
     context: tuple[Axis, ...]
+    heads: tuple[Axis, ...]
+    ring: tuple[Axis, ...]
     replicas: tuple[Axis, ...]
     tensor: tuple[Axis, ...]
     expert: tuple[Axis, ...]
@@ -78,6 +93,8 @@ class Axes(NamedTuple):
         return Axes(
             data=merged([Axis(mesh.data, inner)]),
             context=merged([Axis(mesh.context, mesh.tensor)]),
+            heads=merged([Axis(mesh.by_heads, mesh.tensor)]),
+            ring=merged([Axis(mesh.context // mesh.by_heads, mesh.by_heads * mesh.tensor)]),
             replicas=replicas,
             tensor=merged([Axis(mesh.tensor, 1)]),
             expert=expert,
@@ -460,6 +477,8 @@ def _of_degrees(tape: Tape) -> dict[tuple[Axis, ...], str]:
     if tape.axes.context:
         both = merged([*tape.axes.context, *tape.axes.tensor])
         known |= {both: CONTEXT_TENSOR} if size_of(both) < tape.world else {}
+        if tape.axes.heads and tape.axes.ring:
+            known |= {tape.axes.heads: CONTEXT_HEADS, tape.axes.ring: CONTEXT_RING}
         known |= {tape.axes.replicas: tape.mesh.summed, tape.axes.context: CONTEXT}
     return known
 

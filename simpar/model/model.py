@@ -104,8 +104,8 @@ class Asked:
     """What of the rest of a schedule decides whether a model fits.
 
     Arguments: ``slices``, copies of micro-batches that the ``batch`` is split into; ``tensor``, ``expert`` and
-    ``context``, the degrees; ``chunks``, that context splits a sequence into; ``by_heads``: heads are exchanged for
-    tokens.
+    ``context``, the degrees; ``chunks``, that context splits a sequence into; ``by_heads``, ranks that exchange
+    heads for tokens.
     """
 
     loss: str
@@ -116,7 +116,7 @@ class Asked:
     sequence_parallel: bool
     context: int = 1
     chunks: int = 1
-    by_heads: bool = False
+    by_heads: int = 1
     expert: int = 1
 
 

@@ -76,9 +76,10 @@ BOUNDED: Final[Mapping[str, tuple[Any, str]]] = {
     'expert_ranks': ('data', 'experts on tensor or context ranks'),
     'expert_tokens': ('sequence', 'tokens that tensor ranks exchange for features'),
     'sequence_chunks': (1, 'chunks of a sequence'),
+    'context_by_heads': (1, 'heads that are exchanged inside of a ring'),
 }
 """Key → its value of which there are bounds, and what others are: plans with others are never bounded."""
-RELAXED: Final[Mapping[str, Any]] = {'recompute_inputs': 'full', 'offload': ()}
+RELAXED: Final[Mapping[str, Any]] = {'recompute_inputs': 'full', 'offload': (), 'context_heads': 'ranks'}
 """Key → the value that takes no longer than others, which may hold less: nothing is added to a step, nothing leaves."""
 WITH_BOUNDS: Final[Mapping[str, Any]] = {**{key: value for key, (value, _) in BOUNDED.items()}, **RELAXED}
 _COPIES: Final = (1, 2)

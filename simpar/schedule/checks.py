@@ -398,6 +398,7 @@ def check(contents: Contents) -> Iterator[Problem]:
     yield from keys.conflicts_of('schedule', workload=workload, plan=plan, model=workload.model)
     yield from _optimizer(workload)
     yield from _experts(plan)
+    yield from _context(plan)
     yield from pipeline_fits(workload, plan)
     yield from shards_fit(workload, plan)
     yield from recompute_fits(workload, plan)
@@ -433,7 +434,7 @@ def _asked(workload: Workload, plan: plans.Plan) -> Asked:
         sequence_parallel=plan.sequence_parallel,
         context=plan.context,
         chunks=plan.context * (2 if plan.context > 1 and plan.context_split == 'balanced' else 1),
-        by_heads=plan.context > 1 and plan.context_kind == 'all_to_all',
+        by_heads=plan.context if plan.context_kind == 'all_to_all' else min(plan.context, plan.context_by_heads),
         expert=plan.expert,
     )
 
@@ -443,6 +444,15 @@ def _optimizer(workload: Workload) -> Iterator[Problem]:
     if isinstance(rule, Momentum | Muon) and rule.nesterov and not rule.momentum:
         key = ('workload', 'optimizer', type(rule).__name__.lower(), 'nesterov')
         yield Problem(key, 'there is no momentum to look ahead by', 'write false, or momentum above 0')
+
+
+def _context(plan: plans.Plan) -> Iterator[Problem]:
+    """Neighbours that exchange heads leave a ring of equal parts."""
+    ranks, inner = plan.context, plan.context_by_heads
+    if ranks > 1 and plan.context_kind != 'all_to_all' and (ranks % inner or inner == ranks):
+        what = f'{inner} of {ranks} context ranks exchange heads, which leaves no ring of equal parts'
+        fits = ', '.join(str(one) for one in range(1, ranks) if ranks % one == 0)
+        yield Problem(('plan', 'context_by_heads'), what, f'write one of {fits}, or 1 and context_kind: all_to_all')
 
 
 def _experts(plan: plans.Plan) -> Iterator[Problem]:

@@ -172,7 +172,11 @@ class Core:
         """Which tokens the ranks have."""
         mesh = self.tape.mesh
         return ContextSplit(
-            self.qkv.shape[TOKENS], mesh.context, mesh.balanced, self.heads.window, self.heads.documents
+            self.qkv.shape[TOKENS],
+            mesh.context // mesh.by_heads,
+            mesh.balanced,
+            self.heads.window,
+            self.heads.documents,
         )
 
     @cached_property
@@ -232,7 +236,7 @@ class Core:
         if last:
             return value
         passed = self.made(value, name)
-        self.tape.emit_collective('send_recv', phase, self.tape.axes.context, value.name, passed.name)
+        self.tape.emit_collective('send_recv', phase, self.tape.axes.ring, value.name, passed.name)
         return passed
 
     def added(self, going: Value | None, part: Value, name: str) -> Value:
@@ -247,20 +251,20 @@ class Core:
         """Keys and values of all ranks."""
         full = self.made(self.kv, f'{self.kv.name}.{part}', self.full)
         self.tape.emit_collective(
-            'all_gather', phase, self.tape.axes.context, self.kv.name, full.name, {'dim': TOKENS}
+            'all_gather', phase, self.tape.axes.ring, self.kv.name, full.name, {'dim': TOKENS}
         )  # fmt: skip
         return full
 
     @property
     def pending(self) -> TensorLayout:
         """Of gradients of all keys and values: each rank has a part of their sum."""
-        return TensorLayout(self.tape.world, self.full.dims, (*self.gradient.layout.partial, *self.tape.axes.context))
+        return TensorLayout(self.tape.world, self.full.dims, (*self.gradient.layout.partial, *self.tape.axes.ring))
 
     def scattered(self, dfull: Value) -> Value:
         """The sum of gradients of this rank's keys and values."""
         dkv = self.made(self.kv, f'd:{self.kv.name}', self.gradient.layout)
         self.tape.emit_collective(
-            'reduce_scatter', 'I', self.tape.axes.context, dfull.name, dkv.name, {'dim': TOKENS}
+            'reduce_scatter', 'I', self.tape.axes.ring, dfull.name, dkv.name, {'dim': TOKENS}
         )  # fmt: skip
         return dkv
 
@@ -283,7 +287,7 @@ class Core:
         flops = 2.0 * dims['batch'] * dims['heads'] * sum(pairs) / len(pairs) * features
         attributes = {
             **heads.told_of(self.held),
-            'context': self.tape.partition(self.tape.axes.context),
+            'context': self.tape.partition(self.tape.axes.ring),
             **({'balanced': self.split.ranks} if self.split.balanced else {}),
             **({} if step is None else {'step': step}),
             **self.dropped,
@@ -530,7 +534,7 @@ class Unfused:
         tape = self.core.tape
         tape.register(full)
         names = [block.name for block in blocks]
-        attributes: Mapping[str, Attribute] = {'context': tape.partition(tape.axes.context)}
+        attributes: Mapping[str, Attribute] = {'context': tape.partition(tape.axes.ring)}
         tape.emit_compute(f'{full.name}.join', JOIN_KEYS, phase, names, [full.name], attributes=dict(attributes))
 
     def _emit(
@@ -552,7 +556,7 @@ class Unfused:
             dims={'m': rows, 'n': keys, 'k': features},
             attributes={
                 **core.heads.told_of(core.held),
-                'context': tape.partition(tape.axes.context),
+                'context': tape.partition(tape.axes.ring),
                 **({} if step is None else {'step': step}),
             },
         )
@@ -575,7 +579,7 @@ class HeadsExchange:
     """All tokens of a part of the heads for a part of the tokens of all heads.
 
     Arguments: ``name`` of the operator; its ``heads``; ``qkv``, what it reads, by tokens; ``repeated``, by name what
-    such values became before, it grows.
+    such values became before, it grows; ``each_query``: of fewer keys than ranks each query head gets one.
     """
 
     tape: Tape
@@ -584,31 +588,34 @@ class HeadsExchange:
     heads: Heads
     qkv: Value
     repeated: dict[str, Value]
+    each_query: bool = False
 
     @property
     def exchanged(self) -> Heads:
         """As many groups as the ranks that exchange them divide."""
-        ranks = self.tape.mesh.context * size_of(self.qkv.layout.dims[2])
+        ranks = self.tape.mesh.by_heads * size_of(self.qkv.layout.dims[2])
         times = ranks // gcd(ranks, self.heads.groups)
         if self.heads.queries % times:
             raise Infeasible(
                 f'{self.name}: {self.heads.count} heads cannot be exchanged among {ranks} context × tensor ranks; '
-                f'choose context_kind all_gather or ring'
+                f'choose {"a smaller context_by_heads" if self.tape.axes.ring else "context_kind all_gather or ring"}'
             )
+        if self.each_query and ranks > self.heads.groups:
+            times = self.heads.queries
         return replace(self.heads, groups=self.heads.groups * times, queries=self.heads.queries // times)
 
     def by_heads(self) -> Value:
         """Queries, keys and values with all tokens."""
         samples, tokens, groups = self.qkv.layout.dims
-        by_heads = (*groups, *self.tape.axes.context)
-        target = TensorLayout(self.tape.world, (samples, minus(tokens, self.tape.axes.context), by_heads))
+        by_heads = (*groups, *self.tape.axes.heads)
+        target = TensorLayout(self.tape.world, (samples, minus(tokens, self.tape.axes.heads), by_heads))
         return self._mover.move(self._repeated(), target, f'{self.name}.heads')
 
     def by_tokens(self, y: Value) -> Value:
         """A result as the rank's own tokens."""
         samples, tokens, heads = y.layout.dims
         own = TensorLayout(
-            self.tape.world, (samples, (*tokens, *self.tape.axes.context), minus(heads, self.tape.axes.context))
+            self.tape.world, (samples, (*tokens, *self.tape.axes.heads), minus(heads, self.tape.axes.heads))
         )  # fmt: skip
         return self._mover.move(y, own, f'{self.name}.tokens')
 

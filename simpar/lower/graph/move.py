@@ -365,7 +365,7 @@ class Site:
     @property
     def balanced(self) -> int:
         """Context ranks that hold chunks from both ends of a sequence; 0: tokens lie in order."""
-        return self.tape.mesh.context if self.tape.mesh.balanced else 0
+        return self.tape.mesh.parts if self.tape.mesh.balanced else 0
 
     def layout(self, role: str) -> TensorLayout:
         """How a value lies."""

@@ -149,7 +149,7 @@ class Forward:
         full_batch: every rank reads all samples, else its own slice.
         summed: the losses of copies add up.
         repeats: equal layers are recorded once.
-        context_kind: how attention sees the tokens of all context ranks, as of a plan.
+        context_kind, context_heads: how attention sees the tokens of all context ranks, as of a plan.
         cores: by name of an unfused attention over parts of its keys, what its operators share; it grows.
         repeated: queries, keys and values with repeated keys, by the name of those without; it grows.
     """
@@ -165,6 +165,7 @@ class Forward:
     summed: bool
     repeats: bool = True
     context_kind: str = 'all_gather'
+    context_heads: str = 'ranks'
     scatter_gather: bool = False
     cores: dict[str, context.Unfused] = field(default_factory=dict)
     repeated: dict[str, Value] = field(default_factory=dict)
@@ -273,7 +274,7 @@ class Forward:
             # Behind the samples of tokens and labels stand the places of a sequence.
             places = (self.tape.axes.context,) if len(shape) > 1 else ()
             layout = TensorLayout(self.tape.world, (rows, *places, *((),) * (len(shape) - 1 - len(places))))
-            drawn = f'{drawn}@{self.tape.mesh.context}' if places and self.tape.mesh.balanced else drawn
+            drawn = f'{drawn}@{self.tape.mesh.parts}' if places and self.tape.mesh.balanced else drawn
         elif not self.full_batch:
             # A copy is a part of each slice: all inputs are sliced alike, and a slice's part holds all of a sample.
             samples = shape[0] if self.tape.mesh.copies == 1 else self._samples
@@ -326,15 +327,22 @@ class Forward:
                 self.mover.move(read, self.degrees.own(read)) if role == 'qkv' else read
                 for role, read in zip(operator.roles, reads, strict=False)
             ]
-        if self.context_kind != 'all_to_all':
+        if not self.tape.axes.heads:
             return self._over_parts(node, operator, reads)
         if isinstance(operator, attention.CausalSoftmax):
             return self._emitted(node, reads, self._placed(node, reads))
         assert isinstance(operator, attention.Attention | attention.AttentionScores | attention.AttentionValues)
         place = operator.roles.index('qkv')
-        exchange = context.HeadsExchange(self.tape, self.mover, node.name, operator.heads, reads[place], self.repeated)
+        apart = self.context_heads == 'queries'
+        exchange = context.HeadsExchange(
+            self.tape, self.mover, node.name, operator.heads, reads[place], self.repeated, apart
+        )
         reads = [*reads[:place], exchange.by_heads(), *reads[place + 1 :]]
         node = replace(node, operator=replace(operator, heads=exchange.exchanged))
+        if self.tape.axes.ring:
+            if not isinstance(operator, attention.Attention):
+                raise Infeasible('plan.context_by_heads: not yet of unfused attention; write 1, or attention: flash')
+            return exchange.by_tokens(self._over_parts(node, node.operator, reads))
         y = self._emitted(node, reads, self._placed(node, reads))
         return y if isinstance(operator, attention.AttentionScores) else exchange.by_tokens(y)
 
@@ -589,6 +597,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
         summed=plan.copies_loss == 'sum',
         repeats=repeats,
         context_kind=plan.context_kind,
+        context_heads=plan.context_heads,
         scatter_gather=plan.scatter_gather,
     )
     try:

@@ -7,7 +7,7 @@ of two layers at most, however slow the link is. A copy is a collective of one r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -159,28 +159,61 @@ def _copy(tape: Tape, name: str, phase: Phase, reads: Sequence[str], writes: Seq
 # States of the optimizer: on the host between steps, and on the device while a layer is updated.
 #
 # The next layer's come while this one is updated, and go back behind it. The layer after that is fetched when those of
-# the layer before this one are back: a rank holds three layers' states at most.
+# the layer before this one are back: a rank holds three layers' states at most. In parts (MindSpeed's
+# swap_optimizer.py), all states of a part come at once, and the next part waits until all of this one are back.
 
 
-def with_states_on_host(tape: Tape, issues: Sequence[Issue]) -> tuple[Issue, ...]:
+def with_states_on_host(tape: Tape, issues: Sequence[Issue], parts: int = 0) -> tuple[Issue, ...]:
     """The updates of a pipeline rank with their states fetched and sent back.
 
     Registers tensors and partitions. Counts of updates, a number each, stay on the device.
+    Arguments: ``parts``, in how many they come, by their numbers; 0: layer by layer.
     """
     moving = {place: names for place, one in enumerate(issues) if (names := _states(tape, one.op))}
-    parts = [_swapped(tape, issues[place].op, names) for place, names in moving.items()]
-    found: list[Issue] = [Issue(one.fetch, late=True) for one in parts[:_AHEAD]]
+    swapped = {place: _swapped(tape, issues[place].op, names) for place, names in moving.items()}
+    if parts:
+        groups = _parts({place: sum(map(tape.held, names)) for place, names in moving.items()}, parts)
+        return tuple(_by_parts(issues, swapped, groups))
+    return tuple(_ahead(issues, swapped))
+
+
+def _ahead(issues: Sequence[Issue], swapped: Mapping[int, _Swapped]) -> Iterator[Issue]:
+    parts = list(swapped.values())
+    yield from (Issue(one.fetch, late=True) for one in parts[:_AHEAD])
     done = 0
     for place, issue in enumerate(issues):
-        if place not in moving:
-            found.append(issue)
+        if place not in swapped:
+            yield issue
             continue
-        found += [Issue(parts[done].update), Issue(parts[done].out)]
+        yield from (Issue(parts[done].update), Issue(parts[done].out))
         if done:
-            found.append(Issue(parts[done - 1].release))
-            found += [Issue(one.fetch, late=True) for one in parts[done + 1 : done + _AHEAD] if done + 1 >= _AHEAD]
+            yield Issue(parts[done - 1].release)
+            yield from (Issue(one.fetch, late=True) for one in parts[done + 1 : done + _AHEAD] if done + 1 >= _AHEAD)
         done += 1
-    return (*found, *(Issue(one.release) for one in parts[-1:]))
+    yield from (Issue(one.release) for one in parts[-1:])
+
+
+def _by_parts(
+    issues: Sequence[Issue], swapped: Mapping[int, _Swapped], groups: Sequence[Sequence[int]]
+) -> Iterator[Issue]:
+    begins, ends = ({group[side]: [swapped[place] for place in group] for group in groups} for side in (0, -1))
+    for place, issue in enumerate(issues):
+        yield from (Issue(one.fetch, late=True) for one in begins.get(place, ()))
+        yield from (Issue(swapped[place].update), Issue(swapped[place].out)) if place in swapped else (issue,)
+        yield from (Issue(one.release) for one in ends.get(place, ()))
+
+
+def _parts(numbers: Mapping[int, int], parts: int) -> list[list[int]]:
+    """Places of updates in groups of at most a share of all their numbers, or of one."""
+    most, count = sum(numbers.values()) // parts, 0
+    groups: list[list[int]] = []
+    for place, number in numbers.items():
+        if not groups or count + number > most:
+            groups.append([])
+            count = 0
+        groups[-1].append(place)
+        count += number
+    return groups
 
 
 class _Swapped(NamedTuple):

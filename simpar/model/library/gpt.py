@@ -623,22 +623,25 @@ def _context(model: Transformer, asked: Asked) -> Iterator[Problem]:
         )
         instead = multiple(model.sequence, asked.chunks * inner).removeprefix('write ')
         yield Problem(('plan', 'context'), what, f'write another degree, or a sequence that is {instead}')
-    if asked.by_heads and model.heads % (asked.context * asked.tensor):
+    if asked.by_heads > 1 and model.heads % (asked.by_heads * asked.tensor):
         what = (
-            f'heads {model.heads} cannot be exchanged among context {asked.context} × tensor {asked.tensor} ranks: '
+            f'heads {model.heads} cannot be exchanged among context {asked.by_heads} × tensor {asked.tensor} ranks: '
             f'each needs whole heads of queries'
         )
-        yield Problem(('plan', 'context_kind'), what, 'write all_gather or ring, or lower degrees')
+        of_all = asked.by_heads == asked.context
+        instead = 'write all_gather or ring, or lower degrees' if of_all else 'write lower degrees'
+        yield Problem(('plan', 'context_kind' if of_all else 'context_by_heads'), what, instead)
 
 
 def _degrees(model: Transformer, asked: Asked) -> Iterator[Problem]:
     """Tensor ranks must hold whole groups of heads, and equal parts of a sequence."""
     tensor = asked.tensor
     yield from _context(model, asked)
-    if model.qk_norm == 'whole' and (tensor > 1 or asked.by_heads):
-        key = 'tensor' if tensor > 1 else 'context_kind'
+    if model.qk_norm == 'whole' and (tensor > 1 or asked.by_heads > 1):
+        of_all = asked.by_heads == asked.context
+        key = 'tensor' if tensor > 1 else 'context_kind' if of_all else 'context_by_heads'
         what = 'not yet: ranks that share heads whose mean square is of all heads (qk_norm: whole)'
-        yield Problem(('plan', key), what, 'write 1' if tensor > 1 else 'write ring or all_gather')
+        yield Problem(('plan', key), what, 'write 1' if key != 'context_kind' else 'write ring or all_gather')
         return
     if asked.sequence_parallel and tensor > 1 and model.sequence % tensor:
         what = f'sequence {model.sequence} does not divide by tensor {tensor}'
