@@ -2,7 +2,8 @@
 
 A kind is a class of devices and what bounds the step, of the frameworks whose steps were scored: of steps for fitting,
 intervals told by device fit models that were left out better than those told by stack. Where no step of that framework,
-device or bound was scored, the interval is that of all frameworks, each counted once, wider by a rule (``WIDER``).
+device or bound was scored, the interval is that of all frameworks, each counted once, wider by a rule (``WIDER``); or
+that of the kind, where steps of several other frameworks on that device and bound were scored.
 Within a kind kernels that stream are priced less well than products are. So errors are taken relative to √(1 + (ρ·s)²),
 with s the share of the step that streaming kernels fill and ρ one number for all kinds. What the parts of a sum are
 unsure by adds up in squares (GUM, JCGM 100:2008, section 5.1.2). Quantiles of errors relative to a scale that the
@@ -58,6 +59,7 @@ class Spread:
         anchored: whether an own measured step made it narrower.
         part: half-width of the speeds of parts that are sold under one name.
         lacking: of which of framework, device and bound no step was scored, where it is of others; see ``spread_of``.
+        frameworks: of how many frameworks steps are; ``of_kind``, of others on this very device and bound.
     """
 
     device: str
@@ -71,6 +73,8 @@ class Spread:
     gain: float
     part: float = 0.0
     lacking: tuple[str, ...] = ()
+    frameworks: int = 1
+    of_kind: bool = False
     anchored: bool = False
 
     @property
@@ -78,13 +82,13 @@ class Spread:
         """What it rests on, in words."""
         if self.anchored:
             return 'as the anchor tells it, whatever its kind'
-        if self.lacking:
+        parts = ', and for parts of unlike speed that are sold under one name' if self.part else ''
+        if self.lacking and not self.of_kind:
             times = WIDER ** len({*self.lacking} - {FRAMEWORK})
             wider = f', {times:g} times as wide for what is not known' if times > 1 else ''
-            parts = ', and for parts of unlike speed that are sold under one name' if self.part else ''
             return f'{self.rows} published steps of other kinds, each framework counted once{wider}{parts}'
         steps = f'{self.rows} published steps of {self.models} models ({", ".join(self.stacks)})'
-        return f'{steps} on {self.device}, bound by the {self.bound}'
+        return f'{steps} on {self.device}, bound by the {self.bound}{parts}'
 
     def narrowed(self, width: float, share: float) -> Spread:
         """The spread where an anchor tells a half-width, of a step with this share, that is less than its own."""
@@ -147,15 +151,19 @@ def spread_of(cluster: Cluster, bound: str) -> Spread | None:
 def spread_for(known: Sequence[Spread], stack: str, device: str, bound: str, bins: float = 1.0) -> Spread | None:
     """The spread of steps of a stack on a class of devices, bound by the host or the device.
 
-    Where no step of the framework on such a device with such a bound was scored, it is that of all frameworks, or of
-    kinds of the framework where these are wider, ``WIDER`` times so for a device and for a bound that no scored step
-    had. Arguments: ``bins``, as of ``Device``: how fast the part was is not told then, and is anywhere between.
+    Where no step of the framework was scored, and of several others there were on such a device with such a bound, it
+    is theirs; one other would not tell how frameworks differ. Else it is that of all frameworks, or of kinds of the
+    framework where these are wider, ``WIDER`` times so for a device and for a bound that no scored step had.
+    Arguments: ``bins``, as of ``Device``: how fast the part was is not told then, and is anywhere between.
     """
     every = spread_among(known, ANY, ANY)
     of_framework = [one for one in known if stack in one.stacks and one is not every]
     found = spread_among(known, device, bound)
     if found in of_framework or every is None:
         return found if found in of_framework else None
+    part = LEVEL * log(bins) / 2
+    if found and found.frameworks > 1 and not of_framework:
+        return replace(found, lacking=(FRAMEWORK,), of_kind=True, part=part, pairs=0, gain=0.0)
     on_device = [one for one in known if one.device == device]
     kin = of_framework or on_device or [one for one in known if one is not every]
     lacks = {
@@ -165,7 +173,6 @@ def spread_for(known: Sequence[Spread], stack: str, device: str, bound: str, bin
     }
     step = max(one.step for one in (every, *of_framework)) * WIDER ** (lacks[DEVICE] + lacks['bound'])
     lacking = tuple(name for name, holds in lacks.items() if holds) or ('both together',)
-    part = LEVEL * log(bins) / 2
     return replace(every, device=device, bound=bound, step=step, lacking=lacking, part=part)
 
 
@@ -190,7 +197,7 @@ def spreads() -> tuple[Spread, ...]:
             Spread(
                 device=row['device'], bound=row['bound'], stacks=tuple(row['stacks'].split()), rows=int(row['rows']),
                 models=int(row['models']), step=float(row['step']), streaming=float(row['streaming']),
-                pairs=int(row['pairs']), gain=float(row['gain']),
+                pairs=int(row['pairs']), gain=float(row['gain']), frameworks=int(row['frameworks']),
             )
             for row in csv.DictReader(file)
         )  # fmt: skip

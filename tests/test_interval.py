@@ -151,6 +151,20 @@ def test_a_stack_that_nobody_measured_has_the_interval_of_all_and_a_device_a_wid
     assert not list(interval_lines(predict(program, None, cluster(A100, devices=1))))
 
 
+def test_steps_of_several_others_on_a_device_and_bound_tell_of_a_framework_and_those_of_one_do_not():
+    """Frameworks are 10 and 20 % off on A100, and a third 50 % off on H100, which are the worst of all together."""
+    mine = [pair(f'm{n}', 1.1) for n in range(3)]
+    other = [replace_set(pair(f'n{n}', 1.2, 'deepspeed'), 'other') for n in range(3)]
+    third = [replace(replace_set(pair(f'o{n}', 1.5, 'domino'), 'third'), device='H100 SXM') for n in range(3)]
+    several, one = (
+        spread_for(spreads_of(rows), 'nobody', 'A100 SXM', DEVICE) for rows in (mine + other + third, mine + third)
+    )
+    assert (several.step, several.lacking) == (pytest.approx(math.log(1.2)), ('framework',))
+    assert several.words == '6 published steps of 6 models (deepspeed, torch-fsdp) on A100 SXM, bound by the device'
+    assert (one.step, one.lacking) == (pytest.approx(math.log(1.5)), ('framework',))
+    assert one.words.startswith('6 published steps of other kinds')
+
+
 def test_parts_of_unlike_speed_under_one_name_make_an_interval_by_rule_wider():
     """By hand: four fifths of half the logarithm of 1.21, in squares. Rows on such parts hold it already."""
     known = [spread(0.1), replace(spread(0.3), device=intervals.ANY, bound=intervals.ANY)]

@@ -32,7 +32,7 @@ LEAST: Final = 3
 """Models that a spread must rest on."""
 STREAMING: Final = (0.0, *(2 ** (power / 4) for power in range(-8, 25)))
 """Values of ρ that are tried: none, and 1/4 to 64 in quarters of an octave."""
-_COLUMNS: Final = ('device', 'bound', 'stacks', 'rows', 'models', 'step', 'streaming', 'pairs', 'gain')
+_COLUMNS: Final = ('device', 'bound', 'stacks', 'rows', 'models', 'step', 'streaming', 'pairs', 'gain', 'frameworks')
 
 
 def spreads_of(pairs: Sequence[Pair]) -> list[Spread]:
@@ -54,6 +54,7 @@ def every(pairs: Sequence[Pair], streaming: float) -> Spread:
     return Spread(
         device=ANY, bound=ANY, stacks=tuple(sorted({pair.stack for pair in pairs})), rows=len(pairs),
         models=len(set(map(_model, pairs))), step=step, streaming=streaming, pairs=0, gain=0.0,
+        frameworks=len(rows),
     )  # fmt: skip
 
 
@@ -98,7 +99,7 @@ def _spread(kind: tuple[str, str], pairs: Sequence[Pair], streaming: float) -> S
     return Spread(
         device=kind[0], bound=kind[1], stacks=tuple(sorted({pair.stack for pair in pairs})), rows=len(pairs),
         models=len(set(map(_model, pairs))), step=half_width(relative, _weights(pairs)), streaming=streaming,
-        pairs=len(gains), gain=half_width(gains),
+        pairs=len(gains), gain=half_width(gains), frameworks=len({pair.row.of for pair in pairs}),
     )  # fmt: skip
 
 
@@ -146,7 +147,7 @@ def written(spreads: Sequence[Spread]) -> str:
     table.writerow(_COLUMNS)
     for one in spreads:
         table.writerow([one.device, one.bound, ' '.join(one.stacks), one.rows, one.models, f'{one.step:.4f}',
-                        f'{one.streaming:.4f}', one.pairs, f'{one.gain:.4f}'])  # fmt: skip
+                        f'{one.streaming:.4f}', one.pairs, f'{one.gain:.4f}', one.frameworks])  # fmt: skip
     return text.getvalue()
 
 
