@@ -39,7 +39,9 @@ def outcome(script: Path, folder: Path) -> tuple[str, str]:
     code, said = called('import', str(script), '--output', str(output), '--json')
     if code == 2:
         lines = [line.strip() for line in said.splitlines() if f'{script.name}:' in line]
-        told = [line[line.index(script.name) + len(script.name) + 1 :].partition(';')[0] for line in lines]
+        told = list(
+            dict.fromkeys(line[line.index(script.name) + len(script.name) + 1 :].partition(';')[0] for line in lines)
+        )
         more = f', and {len(told) - 1} more' if len(told) > 1 else ''
         return 'refused', f'line {told[0]}{more}' if told else said[:200]
     gaps = [one for one in json.loads(said[: said.rindex('}') + 1])['settings'] if one['outcome'] == 'not modelled']

@@ -179,6 +179,12 @@ def script(tmp_path: Path, text: str) -> Path:
         ('net = Net()', 'net = Net()\nms.set_context(mode=ms.PYNATIVE_MODE)', 15, 'PYNATIVE_MODE'),
         (
             'net = Net()',
+            'net = Net()\nms.set_auto_parallel_context(strategy_ckpt_load_file="a")',
+            15,
+            'load_file is not',
+        ),
+        (
+            'net = Net()',
             'net = Net()\nif FAST:\n    ms.set_auto_parallel_context(pipeline_stages=2)',
             15,
             'whether this is',
@@ -189,6 +195,11 @@ def script(tmp_path: Path, text: str) -> Path:
         ('0.1, 0.9)', '0.1, 0.9), boost_level="O1"', 15, 'boost_level of Model is not read'),
         ('nn.Momentum(', 'nn.Lamb(', 15, 'Lamb is not read'),
         ('.batch(8))', '.batch(8 if FAST else 4))', 16, 'the batch is no number'),
+        ('net = Net()', 'net = Net()\nnet.construct = lambda x: net.one(x)', 15, '.construct is set anew'),
+        ('net = Net()', 'Net.construct = lambda self, x: self.one(x)\nnet = Net()', 14, '.construct is set anew'),
+        ('net = Net()', 'exec("ms.set_auto_parallel_context(pipeline_stages=2)")\nnet = Net()', 14, 'what exec() does'),
+        ('net.trainable_params()', 'net.one.trainable_params()', 15, 'which weights are updated'),
+        ('.batch(8))', '.batch(8).batch(4))', 16, 'the batch is no number'),
         ('model.train(1, ds', 'model.eval(ds', 16, 'evaluates and does not train'),
     ],
 )
@@ -321,6 +332,10 @@ SIZES = '{"allreduce": {"mode": "size", "config": 8}}'
          'workload.optimizer.momentum', {'learning_rate': 0.1, 'momentum': 0.9}),
         ('nn.MSELoss()', 'nn.MSELoss(reduction="sum")', 'gaps', ['MSELoss reduction sum (the loss is as without it)']),
         ('.batch(8)', '.batch(ms.communication.get_group_size())', 'workload.batch', 64),
+        ('net = Net()', (f'import functools\nmode = functools.partial({SET}, enable_parallel_optimizer=True)\nmode()\n'
+         'net = Net()'), 'plan.hsdp', 'level1'),
+        ('net = Net()', ('def twice(of):\n    return lambda: nn.MicroBatchInterleaved(of(), 2)\n@twice\n'
+         'def make():\n    return Net()\nnet = make()'), 'plan.copies', 2),
         ('model.train(1, ds', 'tests = ds.MnistDataset("t").batch(16)\nmodel.train(1, ds', 'workload.batch', 64),
     ],
 )  # fmt: skip
@@ -328,6 +343,31 @@ def test_what_is_said_otherwise_is_read(tmp_path: Path, before: str, after: str,
     text = HEAD + NET + TAIL
     assert before in text
     assert imported(script(tmp_path, text.replace(before, after)), given={'worker_num': '8'}).values[key] == expected
+
+
+def test_widths_are_those_of_where_they_stand(tmp_path: Path) -> None:
+    """A default of its definition, a name of the function around a class, and a field of a class that is set later."""
+    net = """W, X = 8, 9
+class Wide:
+    k = 2
+class Inner(nn.Cell):
+    def __init__(self, w=W, *, x=X):
+        super().__init__()
+        self.one, self.two = nn.Dense(16, w), nn.Dense(w, Wide.k * x)
+    def construct(self, x):
+        return self.more(self.one(x))
+    def more(self, x):
+        return self.two(x)
+def make():
+    W = 11
+    class Outer(Inner):
+        def __init__(self):
+            super().__init__(x=W)
+    return Outer()
+W, X, Wide.k = 64, 65, 3
+net = make()"""
+    values = imported(script(tmp_path, HEAD + TAIL.replace('net = Net()', net)), given={'worker_num': '8'}).values
+    assert [(spec['in'], spec['out']) for _, spec in kinds(values['workload.network'])] == [(16, 8), (8, 33)]
 
 
 def test_what_the_environment_and_options_say_is_asked_for_or_read(tmp_path: Path) -> None:
@@ -358,9 +398,10 @@ def test_what_the_environment_and_options_say_is_asked_for_or_read(tmp_path: Pat
 def test_a_function_that_is_differentiated_is_followed_to_its_loss(tmp_path: Path) -> None:
     """Every cell that it calls counts, and what it does to the loss; ranks of data_parallel sum what it makes."""
     tail = (
-        'net, head = Net(), nn.Dense(4, 4)\nloss = nn.MSELoss()\ndef forward(x, y):\n    return loss(head(net(x)), y)\n'
+        'net = Net()\nhead = nn.SequentialCell(net, nn.Dense(4, 4))\nloss = nn.MSELoss()\n'
+        'def forward(x, y):\n    return loss(head(x), y)\n'
         'grads = ms.value_and_grad(forward, None, net.trainable_params())\nreduce = nn.DistributedGradReducer([])\n'
-        'update = nn.SGD(net.trainable_params(), 0.1)\nfor x, y in ds.MnistDataset("d").batch(8):\n'
+        'update = nn.SGD(head.trainable_params(), 0.1)\nfor x, y in ds.MnistDataset("d").batch(8):\n'
         '    update(ops.clip_by_global_norm(reduce(grads(x, y)), 0.5))\n'
     )
     path = script(tmp_path, HEAD + NET + tail)
@@ -368,7 +409,10 @@ def test_a_function_that_is_differentiated_is_followed_to_its_loss(tmp_path: Pat
     assert [kind for kind, _ in kinds(values['workload.network'])] == ['dense'] * 3
     assert values['workload.clip_norm'] == 0.5
     for before, after, words in (
-        ('return loss(head(net(x)), y)', 'return loss(net(x), y) + 0.1', 'what is differentiated returns no loss'),
+        ('return loss(head(x), y)', 'return loss(net(x), y) + 0.1', 'what is differentiated returns no loss'),
+        ('return loss(', 'return 2 * nn.WithLossCell(head, loss)(x, y)\n    return loss(', 'returns no loss'),
+        ('ds.MnistDataset("d").batch(8)', 'near(ds.MnistDataset("d").batch(8))', 'the batch is no number'),
+        ('nn.SGD(head', 'nn.SGD(net', 'which weights are updated is not known'),
         ('reduce(grads(x, y))', 'grads(x, y)', ''),
         ('nn.DistributedGradReducer([])', 'None', 'nothing sums gradients over devices'),
     ):

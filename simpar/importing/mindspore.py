@@ -16,7 +16,7 @@ from typing import Any, Final
 from simpar import files, profiles
 from simpar.errors import ScheduleError
 from simpar.importing import findings, mapping
-from simpar.importing.mindspore_network import LABEL, LOSSES, LOST, last, row_of
+from simpar.importing.mindspore_network import LABEL, LOSSES, LOST, has_weights, last, row_of
 from simpar.importing.mindspore_parallel import WRAPPERS, Parallel
 from simpar.importing.python_script import (
     BY_LAYERS,
@@ -115,7 +115,8 @@ class Script(Parallel):
         options: of the line that starts the script. world: devices, 0 where nobody says them.
         casts: layers and cells that compute in another precision, which one and where.
         network, loss, optimizer: as the training has them. forward: a function that makes the loss, differentiated.
-        batches: sizes of batches of datasets, and their lines. read: datasets that a training goes through.
+        batches: sizes of batches of datasets, and their lines. read: those of datasets that a training goes through.
+        over: what the last loop goes through.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -124,7 +125,7 @@ class Script(Parallel):
     precision: str = 'fp32'
     network: Cell | Thing | None = None
     forward: Function | Cell | Thing | None = None
-    with_loss: bool = False
+    with_loss: Any = None
     clip: tuple[Any, int] | None = None
     trained: Thing | None = None
     evaluated: int = 0
@@ -133,6 +134,7 @@ class Script(Parallel):
     losses: list[Thing] = field(default_factory=list)
     batches: list[tuple[int, int]] = field(default_factory=list)
     read: list[tuple[int, int]] = field(default_factory=list)
+    over: Any = None
 
     # the launcher
 
@@ -237,7 +239,7 @@ class Script(Parallel):
             return NotImplemented
         return made
 
-    def builtin(self, name: str, values: Sequence[Any]) -> Any:
+    def builtin(self, name: str, line: int, values: Sequence[Any]) -> Any:
         """``filter(lambda x: x.requires_grad, net.get_parameters())`` are all of them; nothing here freezes one."""
         if name == 'filter' and len(values) == 2 and isinstance(values[0], Function) and isinstance(values[1], Thing):
             said = values[0].of.body[0] if values[0].of.name == 'lambda' else None
@@ -246,7 +248,7 @@ class Script(Parallel):
         is_data = (
             name == 'enumerate' and len(values) == 1 and isinstance(values[0], Thing) and not self.parts(values[0])
         )
-        return values[0] if is_data else super().builtin(name, values)
+        return values[0] if is_data else super().builtin(name, line, values)
 
     def of_python(self, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         """Calls of other modules: what the environment and the options of the script are."""
@@ -296,9 +298,8 @@ class Script(Parallel):
         self.batches.append((size, line))
         return Thing(owner.name, line, marks={'batch': (size, line)})
 
-    def iterated(self, over: Thing) -> None:
-        if 'batch' in over.marks:
-            self.read.append(over.marks['batch'])
+    def iterated(self, over: Any) -> None:
+        self.over = over
 
     def wraps(self, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         """A call that puts a network, its loss and its optimizer together."""
@@ -312,12 +313,19 @@ class Script(Parallel):
         for key, value in said.items():
             if key not in _FREE and value not in (None, 'O0', False, ''):
                 self.refuse(line, f'{key} of {name} is not read (got {last(value)[:40]})', 'leave it out')
-        for of, known, keep in ((loss, LOSSES, self.losses), (optimizer, OPTIMIZERS, self.optimizers)):
+        both = (('loss', loss, LOSSES, self.losses), ('optimizer', optimizer, OPTIMIZERS, self.optimizers))
+        for kind, of, known, keep in both:
             if any(of is one for one in keep):
                 keep[:] = [of]
             elif of is not None:
-                self.refuse(line, f'{last(of)} is not read', f'write one of {", ".join(known)}')
-        self.with_loss |= loss is not None
+                what = (
+                    f'the {kind} of {name} is not known'
+                    if isinstance(of, (Unknown, Cell))
+                    else f'{last(of)} is not read'
+                )
+                self.refuse(line, what, f'write one of {", ".join(known)}')
+        if loss is not None and name == 'WithLossCell':
+            self.with_loss = inner
         self.reduces |= optimizer is not None
         if name != 'Model' or loss is not None or optimizer is not None or self.network is None:
             self.trains(inner, line)
@@ -335,16 +343,15 @@ class Script(Parallel):
 
     def method(self, of: Method, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         owner, name = of.owner, of.name
-        if any(isinstance(value, Data) for value in (owner, *values, *named.values())):
-            return self.of_tensor(owner, name, line, values)
         if isinstance(owner, Method) and isinstance(owner.owner, Thing) and name == 'shard':
             return self.sharded(owner.owner, owner.name, line, values, named)
-        if name in ('trainable_params', 'get_parameters') and not isinstance(owner, Data):
-            return Thing('parameters', line)
-        if isinstance(owner, Cell):
-            found = method_of(owner, name)
-            if found:
-                return self.bound(owner, found, values, named)
+        found = method_of(owner, name) if isinstance(owner, Cell) else None
+        if found and isinstance(owner, Cell):
+            return self.bound(owner, found, values, named)
+        if any(isinstance(value, Data) for value in (owner, *values, *named.values())):
+            return self.of_tensor(owner, name, line, values)
+        if name in ('trainable_params', 'get_parameters'):
+            return Thing('parameters', line, [owner])
         if isinstance(owner, Thing) and owner.name == 'AutoParallel':
             return UNKNOWN if name in _HARMLESS else self.parallel(name, line, values, named, owner)
         if isinstance(owner, Cell) or (
@@ -393,13 +400,13 @@ class Script(Parallel):
         if owner.name == 'Model':
             if name in ('train', 'fit'):
                 data = named.get('train_dataset', values[1] if len(values) > 1 else None)
-                self.trained = data if isinstance(data, Thing) else owner
+                self.trained = data if isinstance(data, Thing) else Thing('what is not known', line)
             elif name in ('eval', 'predict', 'infer_predict_layout'):
                 self.evaluated = line
             return UNKNOWN
         if name in ('batch', 'padded_batch'):
             size = named.get('batch_size', values[0] if values else UNKNOWN)
-            if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+            if isinstance(size, int) and not isinstance(size, bool) and size > 0 and 'batch' not in owner.marks:
                 return self.batched(owner, size, line)
             return Thing(owner.name, line, marks={'batch': (0, line)})
         if name == 'scale' and owner.last.endswith('LossScaler') and values:
@@ -444,11 +451,19 @@ class Script(Parallel):
             return self.function(of.values[0].of, values, named, of.values[0].scope)
         if isinstance(of, Thing) and of.name == 'AutoParallel' and isinstance(of.values[0], (Thing, Cell)):
             return self.apply(of.values[0], line, values, named)
+        if isinstance(of, Thing) and of.name == 'gradients' and not self.depth and self.over is not None:
+            self.read.append(self.over.marks.get('batch', (0, line)) if isinstance(self.over, Thing) else (0, line))
+        if self.unsure and isinstance(of, Thing) and any(of is one for one in self.optimizers):
+            self.gap(of.last, 'under a condition', line, 'it is made at each step')
         if isinstance(of, Cell) and not self.depth and not any(isinstance(value, Data) for value in values):
             # A step by hand calls the network with a batch of which nothing is known.
             if method_of(of, 'construct') and all(of is not one for one in self.called):
                 self.called.append(of)
             return UNKNOWN
+        if of is self.with_loss and self.depth and len(values) > 1 and isinstance(values[0], Data):
+            # The cell of a network and its loss is called with a label, too.
+            result = super().apply(of, line, values[:1], {})
+            return self.lost(self.losses[-1], line, [result]) if isinstance(result, Data) else result
         return super().apply(of, line, values, named)
 
     # the schedule
@@ -500,7 +515,7 @@ class Script(Parallel):
         first = result[0] if isinstance(result, (tuple, list)) and result and self.forward is not None else result
         if isinstance(first, Thing) and first.name == LOST:
             return first.values[0]
-        if isinstance(first, Data) and (self.forward is None or self.with_loss):
+        if isinstance(first, Data) and self.forward is None:
             return first
         if not self.problems:
             what = 'what the network returns is not one result of a layer'
@@ -580,14 +595,9 @@ class Script(Parallel):
         if self.given.get('batch', '').isdecimal() and int(self.given['batch']):
             return int(self.given['batch'])
         of = self.trained
-        known = of is not None and ('batch' in of.marks or 'Dataset' in of.name)
-        found = (
-            [of.marks['batch']]
-            if of is not None and 'batch' in of.marks
-            else []
-            if known
-            else self.read or self.batches
-        )
+        found = self.read or self.batches
+        if of is not None:
+            found = [of.marks['batch']] if 'batch' in of.marks else []
         sizes = {size for size, _ in found}
         if not found:
             self.refuse(1, 'no batch of a dataset was found', 'give that of one device: --set batch=32')
@@ -624,7 +634,7 @@ class Script(Parallel):
         weights = said.pop('params', None)
         if isinstance(weights, (list, tuple)):
             self.gap(f'{of.last} params', 'groups', of.line, 'all weights are updated alike')
-        elif not isinstance(weights, Thing) or weights.name != 'parameters':
+        elif not isinstance(weights, Thing) or weights.name != 'parameters' or not self.holds(weights.values[0]):
             self.refuse(of.line, 'which weights are updated is not known', 'write net.trainable_params()')
         values: dict[str, Any] = {'weight_decay': 0.0} if kind == 'adamw' else {}
         for name, value in said.items():
@@ -638,6 +648,18 @@ class Script(Parallel):
                 self.gap(f'{of.last} {name}', value, of.line, 'the update is as without it')
         self.line(of.last, '', of.line, ('workload.optimizer',))
         return {f'workload.optimizer.{kind}': values}
+
+    def holds(self, owner: Any) -> bool:
+        """Whether all weights that the network reads are of an object."""
+        inside: set[int] = set()
+        rest = [owner]
+        while rest:
+            one = rest.pop()
+            if id(one) not in inside:
+                inside.add(id(one))
+                rest += one.attributes.values() if isinstance(one, Cell) else ()
+                rest += one.values if isinstance(one, Thing) else one if isinstance(one, (list, tuple)) else ()
+        return all(number in inside for number, one in self.used.items() if has_weights(one))
 
 
 def _numbers(made: Any) -> Iterator[int]:

@@ -9,6 +9,7 @@ from simpar import files
 from simpar.importing import settings
 from simpar.importing.python_script import (
     BY_LAYERS,
+    REFUSED,
     UNKNOWN,
     Cell,
     Data,
@@ -100,7 +101,9 @@ class Network(Reader):
             is_label = isinstance(of, Thing) and every and all(isinstance(one, (Thing, *_PLAIN)) for one in every)
             if self.depth and is_label:
                 return Thing(LABEL, line, every)
-            return self.refuse(line, 'what this reads is not known', BY_LAYERS) if self.depth else UNKNOWN
+            if REFUSED in every or not self.depth:
+                return REFUSED if REFUSED in every else UNKNOWN
+            return self.refuse(line, 'what this reads is not known', BY_LAYERS)
         if isinstance(of, Cell):
             return self.constructed(of, line, values, named)
         parts = self.parts(of)
@@ -393,6 +396,12 @@ def _dims(value: Any) -> tuple[int, ...] | None:
             inner = tuple(one)
         found = inner or found
     return found
+
+
+def has_weights(of: Thing) -> bool:
+    """Whether it is a weight, or a layer that has one."""
+    row = row_of(of.name)
+    return of.last == 'Parameter' or (row is not None and row.kind in _WITH_WEIGHTS)
 
 
 def _rows() -> list[dict[str, str]]:

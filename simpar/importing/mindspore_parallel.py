@@ -25,7 +25,7 @@ WITHOUT_EFFECT: Final = frozenset(
     {
         *('mode', 'device_target', 'save_graphs', 'save_graphs_path', 'max_device_memory', 'jit_level', 'device_id'),
         *('gradients_mean', 'gradient_fp32_sync', 'loss_repeated_mean', 'parameter_broadcast', 'output_broadcast'),
-        *('strategy_ckpt_save_file', 'strategy_ckpt_load_file', 'strategy_ckpt_config', 'dump_local_norm'),
+        *('strategy_ckpt_save_file', 'dump_local_norm'),
         *('jit_config', 'global_rank', 'enable_graph_kernel', 'reserve_class_name_in_scope', 'max_call_depth'),
         *('deterministic', 'enable_compile_cache', 'compile_cache_path', 'save_dump_path', 'print_file_path'),
     }
@@ -33,9 +33,9 @@ WITHOUT_EFFECT: Final = frozenset(
 """Settings of a context that do not change what a step does."""
 OF_FILES: Final = frozenset(
     {
-        *('save_param_strategy_file', 'load_param_strategy_file', 'no_init_parameters_in_compile', 'print_local_norm'),
+        *('save_param_strategy_file', 'no_init_parameters_in_compile', 'print_local_norm'),
         *('disable_strategy_file_only_for_trainable_params', 'set_group_ckpt_save_file', 'enable_device_local_norm'),
-        *('save_operator_strategy_file', 'load_operator_strategy_file'),
+        'save_operator_strategy_file',
     }
 )
 """Methods of AutoParallel that are of files and printed norms."""
@@ -412,6 +412,8 @@ class Parallel(Network):
         for name, (value, line) in self.context.items():
             if name == 'mode' and (value == 1 or last(value) == 'PYNATIVE_MODE'):
                 self.refuse(line, 'a step op by op (PYNATIVE_MODE) is not read', 'write mode=ms.GRAPH_MODE')
+            if name == 'strategy_ckpt_config' and isinstance(value, dict) and not value.get('load_file'):
+                continue
             if name in WITHOUT_EFFECT or value in (None, False, '', 0) or name == 'device_num':
                 continue
             self.refuse(line, f'{name} is not known (got {last(value)[:60]})', _BY_HAND)

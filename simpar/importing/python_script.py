@@ -39,6 +39,7 @@ _OF_LISTS: Final[Mapping[str, Callable[..., Any]]] = {
 }  # fmt: skip
 _CHANGES: Final = frozenset({'append', 'extend', 'insert', 'pop', 'remove', 'clear', 'reverse', 'sort', 'update'})
 """Methods that change a list or a dict."""
+_HIDDEN: Final = ('exec', 'eval', 'globals', 'locals', 'vars', 'delattr', '__import__')
 _CONTAINERS: Final = ('CellList', 'SequentialCell')
 
 
@@ -95,6 +96,8 @@ class Unknown:
 
 
 UNKNOWN: Final = Unknown()
+REFUSED: Final = Unknown()
+"""What is not known, and was told."""
 Scope = dict[str, Any]
 
 
@@ -137,7 +140,9 @@ class Reader(ABC):
         changes: how often something was said of model or plan, so that a loop or a branch that says nothing is known.
         guards: how often it was not known whether a loop's turn ends.
         problems: what was not understood.
-        others: names of files that it imports. modules: names of each. around: names around each class.
+        others: names of files that it imports. modules: names of each.
+        around: names around each class. fields: those in it. defaults: of arguments of each function.
+        unsure: in how many branches we are of which it is not known whether they are taken.
     A subclass says what calls of a framework make, and what a layer does with tensors.
     """
 
@@ -149,9 +154,12 @@ class Reader(ABC):
     depth: int = 0
     changes: int = 0
     guards: int = 0
+    unsure: int = 0
     others: list[str] = field(default_factory=list)
     modules: dict[str, Scope] = field(default_factory=dict)
     around: dict[int, Scope] = field(default_factory=dict)
+    fields: dict[int, Scope] = field(default_factory=dict)
+    defaults: dict[int, Scope] = field(default_factory=dict)
 
     @abstractmethod
     def of_module(self, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
@@ -174,8 +182,8 @@ class Reader(ABC):
         """An attribute of what is no cell of the script is set."""
 
     @abstractmethod
-    def iterated(self, over: Thing) -> None:
-        """A loop goes through what a call made, e.g. a dataset."""
+    def iterated(self, over: Any) -> None:
+        """A loop goes through what is no list, e.g. a dataset."""
 
     def place(self, line: int) -> str:
         """File and line."""
@@ -184,7 +192,7 @@ class Reader(ABC):
     def refuse(self, line: int, what: str, instead: str) -> Unknown:
         """Name what is not understood."""
         self.problems.append(Problem(self.place(line), what, instead))
-        return UNKNOWN
+        return REFUSED
 
     # statements
 
@@ -204,10 +212,10 @@ class Reader(ABC):
         if isinstance(one, (ast.Import, ast.ImportFrom)):
             self.imports(one, scope)
         elif isinstance(one, ast.ClassDef):
-            self.around[id(one)] = scope
-            scope[one.name] = one
+            self.defined(one, scope)
         elif isinstance(one, ast.FunctionDef):
-            scope[one.name] = Function(one, scope)
+            self.defaults[id(one)] = self.usual(one, scope)
+            scope[one.name] = self.decorated(one.decorator_list, Function(one, scope), scope)
         elif isinstance(one, ast.Assign):
             value = self.value(one.value, scope)
             for target in one.targets:
@@ -237,7 +245,7 @@ class Reader(ABC):
         elif isinstance(one, ast.Global):
             scope[_GLOBALS] = {*scope.get(_GLOBALS, ()), *one.names}
         elif isinstance(one, ast.While) and not self.depth:
-            self.maybe([one.body], one.lineno, scope)
+            self.maybe([one.body], one.lineno, scope, is_open=False)
         elif isinstance(one, ast.Match) and not self.depth:
             self.maybe([case.body for case in one.cases], one.lineno, scope)
         elif isinstance(one, ast.Nonlocal) or (isinstance(one, ast.Delete) and not _of_names(one)):
@@ -246,6 +254,36 @@ class Reader(ABC):
             self.refuse(
                 one.lineno, f'{type(one).__name__.lower()} in a network is not read', 'write its layers in full'
             )
+
+    def defined(self, one: ast.ClassDef, scope: Scope) -> None:
+        """A class: what its body and its methods' defaults say is known where it stands."""
+        self.around[id(one)] = scope
+        own = self.fields[id(one)] = Scope()
+        for line in one.body:
+            if isinstance(line, ast.FunctionDef):
+                self.defaults[id(line)] = self.usual(line, {**scope, **own})
+            elif isinstance(line, ast.Assign):
+                value = self.value(line.value, {**scope, **own})
+                own.update((target.id, value) for target in line.targets if isinstance(target, ast.Name))
+            elif isinstance(line, ast.AnnAssign) and line.value and isinstance(line.target, ast.Name):
+                own[line.target.id] = self.value(line.value, {**scope, **own})
+        scope[one.name] = self.decorated(one.decorator_list, one, scope)
+
+    def usual(self, of: ast.FunctionDef, scope: Scope) -> Scope:
+        """Defaults of a function's arguments."""
+        places = [argument.arg for argument in (*of.args.posonlyargs, *of.args.args)]
+        defaults = dict(zip(places[::-1], of.args.defaults[::-1], strict=False))
+        alone = zip(of.args.kwonlyargs, of.args.kw_defaults, strict=True)
+        defaults |= {argument.arg: value for argument, value in alone if value is not None}
+        return {name: self.value(value, scope) for name, value in defaults.items()}
+
+    def decorated(self, decorators: Sequence[ast.expr], of: Any, scope: Scope) -> Any:
+        """What functions of the script make of a function or a class; those of modules leave what it computes."""
+        for one in reversed(decorators):
+            by = self.value(one, scope)
+            if isinstance(by, Function):
+                of = self.function(by.of, [of], {}, by.scope)
+        return of
 
     def imports(self, one: ast.Import | ast.ImportFrom, scope: Scope) -> None:
         module = '' if isinstance(one, ast.Import) else f'{one.module or ""}.'
@@ -290,14 +328,16 @@ class Reader(ABC):
         """Whether a value counts as true; what is not known is not."""
         return UNKNOWN if isinstance(value, (Thing, Module, Method, Data)) else value
 
-    def maybe(self, bodies: Sequence[Sequence[ast.stmt]], line: int, scope: Scope) -> None:
+    def maybe(self, bodies: Sequence[Sequence[ast.stmt]], line: int, scope: Scope, *, is_open: bool = True) -> None:
         """Of bodies one is run, and which is not known: they may say nothing, and names that they set are not known.
 
-        A body that leaves what it stands in is a guard: what comes behind it is read.
+        A body that leaves what it stands in is a guard: what comes behind it is read. Arguments: ``is_open``, whether
+        a body may be left out; the turns of a loop are not.
         """
         before, changes = dict(scope), self.changes
         for body in bodies:
             inner = Scope(before)
+            self.unsure += is_open
             try:
                 self.run(body, inner)
             except _Return as found:
@@ -306,6 +346,8 @@ class Reader(ABC):
                 continue
             except _Turn:
                 self.guards += 1
+            finally:
+                self.unsure -= is_open
             for name in inner:
                 if name != _GLOBALS and (name not in before or inner[name] is not before[name]):
                     scope[name] = UNKNOWN
@@ -317,7 +359,7 @@ class Reader(ABC):
         """Each turn of what is known. A range that says nothing of model or plan stands for epochs, and has one."""
         over = self.value(one.iter, scope)
         parts = self.parts(over)
-        if isinstance(over, Thing) and parts is None:
+        if parts is None:
             self.iterated(over)
         if parts is None and self.depth:
             self.refuse(one.lineno, 'how often this loop turns is not known', IN_PLACE)
@@ -357,7 +399,13 @@ class Reader(ABC):
             (self.scope if target.id in scope.get(_GLOBALS, ()) else scope)[target.id] = value
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value, scope)
-            if isinstance(owner, Cell) and target.attr not in ('pipeline_stage', 'pipeline_segment'):
+            is_method = isinstance(value, Function) or target.attr in ('construct', '__init__', '__call__')
+            if is_method and isinstance(owner, (Cell, ast.ClassDef)) and 'self' not in scope:
+                self.refuse(target.lineno, f'.{target.attr} is set anew, which is not followed', IN_PLACE)
+            elif isinstance(owner, ast.ClassDef):
+                self.changes += 1
+                self.fields[id(owner)][target.attr] = value
+            elif isinstance(owner, Cell) and target.attr not in ('pipeline_stage', 'pipeline_segment'):
                 self.changes += 1
                 owner.attributes[target.attr] = value
             else:
@@ -414,14 +462,8 @@ class Reader(ABC):
 
     def rarer(self, one: ast.expr, scope: Scope) -> Any:
         """Values of lists made by a loop, comparisons, choices and functions without a name."""
-        if isinstance(one, ast.ListComp) and len(one.generators) == 1 and not one.generators[0].ifs:
-            parts = self.parts(self.value(one.generators[0].iter, scope))
-            found = []
-            for turn in parts or ():
-                inner = dict(scope)
-                self.assign(one.generators[0].target, turn, inner)
-                found.append(self.value(one.elt, inner))
-            return UNKNOWN if parts is None else found
+        if isinstance(one, (ast.ListComp, ast.GeneratorExp)) and len(one.generators) == 1:
+            return self.listed(one.elt, one.generators[0], scope)
         if isinstance(one, ast.Compare) and len(one.ops) == 1:
             return _compared(one.ops[0], self.value(one.left, scope), self.value(one.comparators[0], scope))
         if isinstance(one, ast.BoolOp):
@@ -433,10 +475,6 @@ class Reader(ABC):
         if isinstance(one, ast.IfExp):
             test = self.truth(self.value(one.test, scope))
             return UNKNOWN if isinstance(test, Unknown) else self.value(one.body if test else one.orelse, scope)
-        if isinstance(one, ast.NamedExpr):
-            value = self.value(one.value, scope)
-            self.assign(one.target, value, scope)
-            return value
         if isinstance(one, ast.JoinedStr):
             texts = [
                 self.value(part.value if isinstance(part, ast.FormattedValue) else part, scope) for part in one.values
@@ -459,6 +497,20 @@ class Reader(ABC):
             else:
                 return UNKNOWN
         return found
+
+    def listed(self, of: ast.expr, over: ast.comprehension, scope: Scope) -> Any:
+        """A list that a loop makes, of the turns that its conditions leave."""
+        parts = self.parts(self.value(over.iter, scope))
+        found = []
+        for turn in parts or ():
+            inner = dict(scope)
+            self.assign(over.target, turn, inner)
+            left = [self.truth(self.value(test, inner)) for test in over.ifs]
+            if any(isinstance(one, Unknown) for one in left):
+                return UNKNOWN
+            if all(left):
+                found.append(self.value(of, inner))
+        return UNKNOWN if parts is None else found
 
     def spread(self, parts: Sequence[ast.expr], scope: Scope) -> Iterator[Any]:
         """Values of a list or of arguments, with what a star takes apart."""
@@ -513,9 +565,8 @@ class Reader(ABC):
             return owner.attributes[one.attr]
         if isinstance(owner, (Cell, ast.ClassDef)):
             for of in owner.chain if isinstance(owner, Cell) else self.chain(owner):
-                for line in of.body:
-                    if isinstance(line, ast.Assign) and any(_named(target, one.attr) for target in line.targets):
-                        return self.value(line.value, self.around.get(id(of), self.scope))
+                if one.attr in self.fields[id(of)]:
+                    return self.fields[id(of)][one.attr]
         if isinstance(owner, Thing) and one.attr in owner.marks.get('options', {}):
             return owner.marks['options'][one.attr]
         return Method(owner, one.attr)
@@ -529,27 +580,34 @@ class Reader(ABC):
         if self.calls > MOST_CALLS:
             self.problems.append(Problem(self.place(one.lineno), 'more calls than are read', 'write a shorter one'))
             raise _Return(UNKNOWN)
-        if isinstance(of, ast.ClassDef):
-            return self.cell(of, values, named)
-        if isinstance(of, Function):
-            return self.function(of.of, values, named, of.scope)
-        if isinstance(of, Module):
-            return self.of_module(of.name, one.lineno, values, named)
-        if isinstance(of, Method):
-            is_of_list = isinstance(of.owner, (list, dict)) or self.parts(of.owner) is not None
-            found = self.of_list(of, one.lineno, values) if is_of_list else NotImplemented
-            return self.method(of, one.lineno, values, named) if found is NotImplemented else found
-        if isinstance(of, (Thing, Cell)):
-            return self.apply(of, one.lineno, values, named)
+        found = self.invoke(of, one.lineno, values, named)
+        if found is not NotImplemented:
+            return found
         if isinstance(one.func, ast.Name) and one.func.id in ('getattr', 'setattr') and len(values) > 1:
             return self.by_name(one, values, scope)
         has_data = any(isinstance(value, Data) for value in (*values, *named.values()))
         is_named = isinstance(one.func, ast.Name) and not (one.func.id in scope or one.func.id in self.scope)
         if isinstance(one.func, ast.Name) and is_named and (not has_data or one.func.id == 'print'):
-            return self.builtin(one.func.id, values)
+            return self.builtin(one.func.id, one.lineno, values)
         if has_data:
             return self.refuse(one.lineno, 'a call of tensors that is not known', BY_LAYERS)
         return UNKNOWN
+
+    def invoke(self, of: Any, line: int, values: list[Any], named: dict[str, Any]) -> Any:
+        """Call what is known; ``NotImplemented`` where nothing is."""
+        if isinstance(of, ast.ClassDef):
+            return self.cell(of, values, named)
+        if isinstance(of, Function):
+            return self.function(of.of, values, named, of.scope)
+        if isinstance(of, Module):
+            return self.of_module(of.name, line, values, named)
+        if isinstance(of, Method):
+            is_of_list = isinstance(of.owner, (list, dict)) or self.parts(of.owner) is not None
+            found = self.of_list(of, line, values) if is_of_list else NotImplemented
+            return self.method(of, line, values, named) if found is NotImplemented else found
+        if isinstance(of, Thing) and of.name == 'functools.partial' and of.values:
+            return self.invoke(of.values[0], line, [*of.values[1:], *values], {**of.named, **named})
+        return self.apply(of, line, values, named) if isinstance(of, (Thing, Cell)) else NotImplemented
 
     def arguments(self, one: ast.Call, scope: Scope) -> tuple[list[Any], dict[str, Any]]:
         named: dict[str, Any] = {}
@@ -605,7 +663,11 @@ class Reader(ABC):
             return None
         return self.attribute(where, scope)
 
-    def builtin(self, name: str, values: Sequence[Any]) -> Any:
+    def builtin(self, name: str, line: int, values: Sequence[Any]) -> Any:
+        if name in _HIDDEN:
+            return self.refuse(line, f'what {name}() does is not followed', IN_PLACE)
+        if name == 'map' and len(values) == 2 and (parts := self.parts(values[1])) is not None:
+            return [self.invoke(values[0], line, [part], {}) for part in parts]
         if name == 'range' and values and all(isinstance(value, int) for value in values):
             return range(*values) if len(values) < 3 or values[2] else UNKNOWN
         known = [part for part in map(self.parts, values) if part is not None]
@@ -629,9 +691,7 @@ class Reader(ABC):
         alone = [argument.arg for argument in of.args.kwonlyargs]
         inner: Scope = dict(scope) | dict.fromkeys((*places, *alone), UNKNOWN)
         inner.pop(_GLOBALS, None)
-        defaults = dict(zip(places[::-1], of.args.defaults[::-1], strict=False))
-        defaults |= {name: value for name, value in zip(alone, of.args.kw_defaults, strict=True) if value is not None}
-        inner |= {name: self.value(value, dict(scope)) for name, value in defaults.items()}
+        inner |= self.defaults[id(of)] if id(of) in self.defaults else self.usual(of, dict(scope))
         inner |= dict(zip(places, values, strict=False))
         inner |= {name: value for name, value in named.items() if name in inner or of.args.kwarg is None}
         if of.args.vararg:
