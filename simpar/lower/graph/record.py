@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
-from itertools import groupby, takewhile
+from itertools import takewhile
 from math import gcd, prod
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -16,7 +16,6 @@ from simpar.layout import Axis, Layout, Rule, TensorLayout, minus, operators, re
 from simpar.lower.graph import context, loss, move
 from simpar.lower.graph.chunks import attend_in_chunks, one_chunk
 from simpar.lower.graph.place import Degrees, Placed, Placer, outermost
-from simpar.lower.graph.repeat import Layer, NotRepeated, Repeats, layers_of
 from simpar.lower.graph.stages import mirror_inputs, send_to_next_stage, stages_of
 from simpar.lower.issue import Mesh, mesh_of, mesh_of_strategies
 from simpar.lower.passes.messages import gathered_input
@@ -148,7 +147,6 @@ class Forward:
         degrees: how operators without a strategy are placed; None: they are split by batch, or lie as they read.
         full_batch: every rank reads all samples, else its own slice.
         summed: the losses of copies add up.
-        repeats: equal layers are recorded once.
         context_kind, context_heads: how attention sees the tokens of all context ranks, as of a plan.
         cores: by name of an unfused attention over parts of its keys, what its operators share; it grows.
         repeated: queries, keys and values with repeated keys, by the name of those without; it grows.
@@ -163,7 +161,6 @@ class Forward:
     stages: Sequence[int]
     full_batch: bool
     summed: bool
-    repeats: bool = True
     context_kind: str = 'all_gather'
     context_heads: str = 'ranks'
     scatter_gather: bool = False
@@ -173,45 +170,17 @@ class Forward:
     def run(self) -> None:
         """Forward, loss and backward."""
         values = {source.name: self._source(source) for source in self.graph.sources}
-        repeats, layers = Repeats(self.tape, self.mover.results), self._layers
-        for begin, end in self._runs():
-            self._advance_to(self.stages[begin], values, self.graph.nodes[begin:])
-            layer = self.graph.nodes[begin].layer
-            if layer in layers:
-                own = self.graph.nodes[begin:end]
-                inside = {node.name for node in own}
-                read = dict.fromkeys(name for node in own for name in node.reads if name not in inside)
-                run = partial(self._nodes, begin, end, values)
-                values.update(repeats.layer(layer, layers[layer], [values[name] for name in read], run))
-            else:
-                self._nodes(begin, end, values)
+        for place, node in enumerate(self.graph.nodes):
+            self._advance_to(self.stages[place], values, self.graph.nodes[place:])
+            values[node.name] = self._node(node, place, values)
+            if node.name in self._further:
+                self._add_loss(values[node.name], self._further[node.name])
         self._advance_to(self.tape.mesh.stages - 1, values, ())
         self._add_loss(values[self.graph.nodes[-1].name])
         self.tape.backpropagate()
         self.tape.notes += self.degrees.notes if self.degrees else []
         if self.mover.as_compiler:
             self.mover.share()
-
-    def _nodes(self, begin: int, end: int, values: dict[str, Value]) -> list[tuple[str, Value]]:
-        """Record some nodes in order; their values by name."""
-        for place in range(begin, end):
-            node = self.graph.nodes[place]
-            self._advance_to(self.stages[place], values, self.graph.nodes[place:])
-            values[node.name] = self._node(node, place, values)
-            if node.name in self._further:
-                self._add_loss(values[node.name], self._further[node.name])
-        return [(node.name, values[node.name]) for node in self.graph.nodes[begin:end]]
-
-    def _runs(self) -> Iterator[tuple[int, int]]:
-        """The places of nodes that are one layer, and of each other node."""
-        begin = 0
-        for layer, own in groupby(self.graph.nodes, key=lambda node: node.layer):
-            count = sum(1 for _ in own)
-            if layer in self._layers:
-                yield begin, begin + count
-            else:
-                yield from ((place, place + 1) for place in range(begin, begin + count))
-            begin += count
 
     @cached_property
     def _further(self) -> dict[str, Further]:
@@ -220,10 +189,6 @@ class Forward:
     def _add_loss(self, logits: Value, further: Further | None = None) -> None:
         loss.add_loss(self.tape, self.mover, self.placer, self.degrees, self.workload, self.input, logits,
                  drawn_labels=self.graph.drawn_labels, summed=self.summed, further=further)  # fmt: skip
-
-    @cached_property
-    def _layers(self) -> dict[int, Layer]:
-        return layers_of(self.graph.nodes, self.stages) if self.repeats else {}
 
     def _advance_to(self, stage: int, values: dict[str, Value], later: Sequence[Node]) -> None:
         """Hand what is still read on to the next stage, until this one is reached."""
@@ -551,14 +516,13 @@ class Recorded(NamedTuple):
     graph: Graph
 
 
-def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...], *, repeats: bool = True) -> Recorded:
+def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> Recorded:
     """The ops of one copy of a micro-batch, forward and backward.
 
     Arguments:
         workload, plan: what is recorded, and how it is split.
         world: ranks of all stages.
         placement: stage → pipeline rank, shape [stages].
-        repeats: equal layers are recorded once.
 
     Raises ``Infeasible`` where degrees or a strategy do not fit the operator, the batch or the ranks.
     """
@@ -595,16 +559,11 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
         stages=stages_of(workload.model, mesh.stages, () if isinstance(plan.stages, str) else plan.stages),
         full_batch=plan.dataset == 'full-batch' and way.has_strategies,
         summed=plan.copies_loss == 'sum',
-        repeats=repeats,
         context_kind=plan.context_kind,
         context_heads=plan.context_heads,
         scatter_gather=plan.scatter_gather,
     )
-    try:
-        forward.run()
-    # The tape is half written by then: it begins anew, with no layer taken for another.
-    except NotRepeated:
-        return record(workload, plan, world, placement, repeats=False)
+    forward.run()
     if mesh.mirrored:
         mirror_inputs(tape)
     tape.backward = Backward()
