@@ -9,11 +9,11 @@ to the bit. Definitions, with a picture, are in docs/reading.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,30 @@ RECEIVES: Final = 'receives'
 """What all streams that only send, or only receive, are called together."""
 
 
+_Place = tuple[int, int]
+"""(rank, slot)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankSeconds:
+class StreamMetrics:
+    """One stream of one rank, or all its streams of sends or of receives: seconds that add up to the window.
+
+    Arguments:
+        busy: ops run ([start, end]).
+        waiting: a head has arrived and waits for its peers ([arrive, start]) while no other runs.
+        idle: the rest.
+        ops: how many ops ran.
+    """
+
+    stream: str
+    busy: float
+    waiting: float
+    idle: float
+    ops: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMetrics:
     """One rank: ``compute`` + ``exposed`` + ``idle`` = the window.
 
     Arguments:
@@ -42,6 +64,12 @@ class RankSeconds:
         exposed: seconds in which it communicates and computes nothing.
         idle: seconds in which it does neither.
         bubble: seconds in which it neither computes nor transfers: ``idle`` and the exposed waits in collectives.
+        host: seconds of ``idle`` in which the next computation was not issued yet, though all that it needs had ended:
+            its host was late, or it stood in a work queue.
+        phases: seconds of computing by phase.
+        exposed_by: seconds exposed by communicator, sends and receives of a partition together; where two
+            communicate at once, both count them.
+        streams: one for each stream of the rank's role; those of sends together, and those of receives.
     """
 
     rank: int
@@ -51,6 +79,10 @@ class RankSeconds:
     exposed: float
     idle: float
     bubble: float
+    host: float
+    phases: dict[str, float]
+    exposed_by: dict[str, float]
+    streams: tuple[StreamMetrics, ...]
 
     @property
     def overlap(self) -> float:
@@ -58,17 +90,14 @@ class RankSeconds:
         return 1 - self.exposed / self.communication if self.communication else math.nan
 
 
-Rank = TypeVar('Rank', bound=RankSeconds)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSeconds(Generic[Rank]):
-    """A window of ``step`` seconds; the properties are means over all ranks."""
+class StepMetrics:
+    """Metrics of a window of ``step`` seconds; the properties are means over all ranks."""
 
     step: float
-    ranks: Sequence[Rank]
+    ranks: Sequence[RankMetrics]
 
-    def mean(self, seconds: Callable[[Rank], float]) -> float:
+    def mean(self, seconds: Callable[[RankMetrics], float]) -> float:
         """The mean over ranks, each distinct rank counted as often as it occurs."""
         return sum(seconds(rank) * rank.ranks for rank in self.ranks) / sum(rank.ranks for rank in self.ranks)
 
@@ -102,52 +131,6 @@ class StepSeconds(Generic[Rank]):
         """1 − exposed / communication, both summed over the ranks; NaN without communication."""
         return 1 - self.exposed / self.communication if self.communication else math.nan
 
-
-_Place = tuple[int, int]
-"""(rank, slot)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamMetrics:
-    """One stream of one rank, or all its streams of sends or of receives: seconds that add up to the window.
-
-    Arguments:
-        busy: ops run ([start, end]).
-        waiting: a head has arrived and waits for its peers ([arrive, start]) while no other runs.
-        idle: the rest.
-        ops: how many ops ran.
-    """
-
-    stream: str
-    busy: float
-    waiting: float
-    idle: float
-    ops: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankMetrics(RankSeconds):
-    """The seconds of one rank, and by what.
-
-    Arguments:
-        host: seconds of ``idle`` in which the next computation was not issued yet, though all that it needs had ended:
-            its host was late, or it stood in a work queue.
-        phases: seconds of computing by phase.
-        exposed_by: seconds exposed by communicator, sends and receives of a partition together; where two
-            communicate at once, both count them.
-        streams: one for each stream of the rank's role; those of sends together, and those of receives.
-    """
-
-    host: float
-    phases: dict[str, float]
-    exposed_by: dict[str, float]
-    streams: tuple[StreamMetrics, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepMetrics(StepSeconds[RankMetrics]):
-    """Metrics of a window of ``step`` seconds; the properties are means over all ranks."""
-
     @property
     def host(self) -> float:
         """Seconds idle in which the next computation was not issued yet."""
@@ -179,15 +162,6 @@ class Metrics:
     def of(self, step: int) -> StepMetrics:
         """Of a step by its number, as of the steady one."""
         return _step(self.trace, self._kinds, self._window(step))
-
-    @cached_property
-    def steady_seconds(self) -> StepSeconds[RankSeconds]:
-        """The same without what it is told by, for whoever predicts thousands of plans; bubbles of pipelines only."""
-        window, bubble = self._last, is_pipeline(self.trace.program)
-        return StepSeconds(
-            step=window.end - window.begin,
-            ranks=[_seconds(*own, bubble=bubble).of for own in _each_rank(self.trace, self._kinds, window)],
-        )
 
     @property
     def _last(self) -> _Window:
@@ -302,17 +276,10 @@ class _Ops:
 
     def between(self, since: Times, until: Times, mask: Mask) -> Intervals:
         """The intervals [since, until] of the slots in the mask, perhaps without empty ones, which cover nothing."""
-        if len(since) == 1:
-            # One step, as sweeps ask for it: it has neither rows to flatten nor much that must be sorted out behind.
-            begin, end = since[0], until[0]
-            slots = np.flatnonzero(mask & (end > begin))
-            found = np.empty((len(slots), 2))
-            found[:, 0], found[:, 1] = begin.take(slots), end.take(slots)
-        else:
-            # By number, which takes a third of the time that a mask takes over two dims.
-            slots = np.flatnonzero(mask)
-            found = np.empty((len(since) * len(slots), 2))
-            found[:, 0], found[:, 1] = (times.take(slots, axis=1).ravel() for times in (since, until))
+        # By number, which takes a third of the time that a mask takes over two dims.
+        slots = np.flatnonzero(mask)
+        found = np.empty((len(since) * len(slots), 2))
+        found[:, 0], found[:, 1] = (times.take(slots, axis=1).ravel() for times in (since, until))
         return fold(found, self.window.begin, self.window.end)
 
     def communicating(self, mask: Mask) -> Intervals:
@@ -321,17 +288,14 @@ class _Ops:
 
 
 def _step(trace: Trace, kinds: _Kinds, window: _Window) -> StepMetrics:
-    """Metrics over some steps' ops in a window."""
-    ranks = tuple(_rank(*own) for own in _each_rank(trace, kinds, window))
-    return StepMetrics(step=window.end - window.begin, ranks=ranks)
-
-
-def _each_rank(trace: Trace, kinds: _Kinds, window: _Window) -> Iterator[tuple[_Ops, int, int]]:
-    """The ops of each representative rank in a window, the rank, and how many it stands for."""
+    """Metrics over some steps' ops in a window: of each representative rank, and how many it stands for."""
     counts = np.bincount(trace.representative_of_rank, minlength=len(trace.representatives)).tolist()
-    for rank_times, count in zip(trace.representatives, counts, strict=True):
-        if count:
-            yield _ops(trace, kinds, rank_times, window), rank_times.rank, count
+    ranks = tuple(
+        _rank(_ops(trace, kinds, times, window), times.rank, count)
+        for times, count in zip(trace.representatives, counts, strict=True)
+        if count
+    )
+    return StepMetrics(step=window.end - window.begin, ranks=ranks)
 
 
 def _ops(trace: Trace, kinds: _Kinds, rank_times: RankTimes, window: _Window) -> _Ops:
@@ -345,52 +309,28 @@ def _ops(trace: Trace, kinds: _Kinds, rank_times: RankTimes, window: _Window) ->
     return _Ops(trace.program, role, kinds, ~kinds.computes[role.op_class], arrive, start, end, since, window)
 
 
-class _Seconds(NamedTuple):
-    """The seconds of a rank, and the intervals in which it computes and in which it does that or communicates."""
-
-    of: RankSeconds
-    computing: Intervals
-    occupied: Intervals
-
-
-def _seconds(ops: _Ops, rank: int, ranks: int, *, bubble: bool = True) -> _Seconds:
-    """What a representative rank spends a window on; it stands for ``ranks`` ranks. ``bubble``: else it is NaN."""
+def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
+    """What a representative rank spends a window on; it stands for ``ranks`` ranks."""
     window = ops.window
     # Unions, not sums: two streams that compute at once count once. They are made once: what is joined is short.
     computing = union(ops.between(ops.start, ops.end, ~ops.communicates))
     communication = union(ops.communicating(ops.communicates))
-    transferring = ops.between(ops.start, ops.end, ops.communicates) if bubble else None
-    step = window.end - window.begin
-    compute = seconds_of(computing)
+    transferring = ops.between(ops.start, ops.end, ops.communicates)
+    step, compute = window.end - window.begin, seconds_of(computing)
     # One union for both, so that compute + exposed + idle equals the step to the bit.
     both = union(np.concatenate((computing, communication)))
     occupied = seconds_of(both)
-    seconds = RankSeconds(
+    return RankMetrics(
         rank=rank,
         ranks=ranks,
         compute=compute,
         communication=seconds_of(communication),
         exposed=occupied - compute,
         idle=step - occupied,
-        bubble=math.nan if transferring is None else step - length(np.concatenate((computing, transferring))),
-    )
-    return _Seconds(seconds, computing, both)
-
-
-def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
-    """Metrics of a representative rank; arguments as of ``_seconds``."""
-    seconds, computing, occupied = _seconds(ops, rank, ranks)
-    return RankMetrics(
-        rank=rank,
-        ranks=ranks,
-        compute=seconds.compute,
-        communication=seconds.communication,
-        exposed=seconds.exposed,
-        idle=seconds.idle,
-        bubble=seconds.bubble,
-        host=seconds_of(minus(_unissued(ops), occupied)),
+        bubble=step - length(np.concatenate((computing, transferring))),
+        host=seconds_of(minus(_unissued(ops), both)),
         phases=_phases(ops),
-        exposed_by=_exposed_by(ops, computing, seconds.compute),
+        exposed_by=_exposed_by(ops, computing, compute),
         streams=tuple(_stream(ops, *named) for named in named_streams(ops.program, ops.role).items()),
     )
 

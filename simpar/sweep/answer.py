@@ -88,7 +88,7 @@ def infeasible(error: errors.SimparError, outcome: Outcome = Outcome()) -> Outco
 
 
 def _figures(prediction: predict.Prediction) -> Figures:
-    steady = prediction.metrics.steady_seconds
+    steady = prediction.metrics.steady
     return Figures(
         step=prediction.step,
         compute=steady.compute,
