@@ -283,7 +283,6 @@ class _RankView:
 
     Arguments:
         before: of each slot the one before it on its stream, or -1; ``tail``, the last slot of each stream.
-        follows: of each slot whether it comes after that one alone.
         op_class, stream, needs, carries: of the role.
         classes: by the number of an op class, what is known of those that the path has passed.
         ahead: of each slot the one before it in its work queue, or -1.
@@ -294,7 +293,6 @@ class _RankView:
     times: RankTimes
     before: _Numbers
     tail: dict[int, int]
-    follows: _Numbers
     op_class: _Numbers
     stream: _Numbers
     needs: _Rows
@@ -336,7 +334,6 @@ class _Walk:
         # Backwards: an op that ran, then what kept it from running earlier, until the step's begin. Ops of no duration
         # cover nothing; the path goes through them.
         while time > self.begin:
-            time, place = self._along(place, time)
             time, place = self._run(place, time)
             time, place = self._cause(place, time)
         return self.found
@@ -349,30 +346,6 @@ class _Walk:
         return _Place(
             representative, self.step, int(np.argmax(self.trace.representatives[representative].end_KS[self.step]))
         )
-
-    def _along(self, place: _Place, time: float) -> tuple[float, _Place]:
-        """Go back along ops that meet nobody and wait for the op before them alone, as most do.
-
-        It does what ``_run`` and ``_cause`` do in turns, and leaves to them what they would ask more about.
-        """
-        representative, step, slot = place
-        view = self._view(representative)
-        _, starts, ends = view.at(step)
-        rank, streams, names = view.times.rank, view.stream, view.role.streams
-        while time > self.begin and view.follows[slot]:
-            known = self._class(view, _Place(representative, step, slot))
-            begin, before = starts[slot], view.before[slot]
-            # Time between the two would be the host's, or an overhead; a receive lasts as long as its send.
-            if not known.alone or ends[before] != begin or begin < self.begin:
-                break
-            if begin < time:
-                stretched = max(0.0, time - begin - known.isolated) if self.costs else 0.0
-                self.found.append(
-                    Segment(known.kind, rank, begin, time, known.op, slot, names[streams[slot]], stretched)
-                )
-                time = begin
-            slot = before
-        return time, _Place(representative, step, slot)
 
     def _run(self, place: _Place, time: float) -> tuple[float, _Place]:
         """Go back through a running op: the time of its start, and the participant that came last."""
@@ -428,8 +401,6 @@ class _Walk:
         """End, step and slot of what ended last before an op could arrive; None where nothing had to."""
         _, step, slot = place
         before, end = view.before[slot], view.at(step).end
-        if view.follows[slot]:
-            return end[before], step, before
         # Of several that end at once the one issued last, which needs or follows the others: tuples compare so.
         found = [(end[need], step, need) for need in view.needs.of(slot)]
         if before >= 0:
@@ -505,13 +476,11 @@ def _view(trace: Trace, rank_times: RankTimes, queues: int) -> _RankView:
     """The view of a representative rank, whose device has so many work queues; 0: one for each stream."""
     role = trace.role(rank_times)
     before, tail = _stream_order(role)
-    needs = role.need.count + role.carry.count
     return _RankView(
         role,
         rank_times,
         _numbers(before),
         tail,
-        _numbers((needs == 0) & (before >= 0)),
         _numbers(role.op_class),
         _numbers(role.stream),
         _rows(role.need),
