@@ -70,20 +70,13 @@ class ClusterCollectives:
         self._node = node if all(node % size == 0 for size in self.topology.sizes if size) else 0
         self._shapes: dict[Members, hardware.Shape] = {}
         self._alone: dict[tuple[object, hardware.Shape], tuple[CollectiveCost, tuple[float, ...]]] = {}
-        self._costs: dict[tuple[object, ...], CollectiveCost] = {}
 
     def cost(self, op: OpClass, ranks: Sequence[int]) -> CollectiveCost:
         """Isolated cost of a collective (or of a send and its recv) in the group of these ranks."""
-        members, pair = tuple(ranks), op.kind != 'collective'
-        key = (_message(op), members)
-        # Ops of one message in one group are asked for once: a thousand layers have the same few messages.
-        found = self._costs.get(key)
-        if found is None:
-            members = tuple(self.cluster.devices_of(np.array(members)).tolist())
-            alone, loads = self._alone_in(op, self._shape(members))
-            asked = demands(self.topology, loads, alone.transfer)
-            found = self._costs[key] = replace(alone, links=tuple(self._over(members, asked, pair=pair)))
-        return found
+        members = tuple(self.cluster.devices_of(np.array(ranks)).tolist())
+        alone, loads = self._alone_in(op, self._shape(members))
+        asked = demands(self.topology, loads, alone.transfer)
+        return replace(alone, links=tuple(self._over(members, asked, pair=op.kind != 'collective')))
 
     @functools.cached_property
     def shapes_tell(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from simpar import errors, trace, units
 from simpar.cost.costs import ByKey, Costs, lasts
 from simpar.engine.fold import Load, Representatives
-from simpar.program import Csr, Kind, Program, Role, Turns, transfers, unlike
+from simpar.program import Csr, Kind, Program, Role, Turns, unlike
 from simpar.program import computes as op_computes
 
 # Ops: what one step of all representatives does, as arrays that every machine walks.
@@ -62,8 +61,7 @@ class Ops:
         computes: shape [N].
         need, carry: for each op the ops that must have ended before it, of its step and of the step before.
         leads: shape [N], whether an op has the costs of its meeting: sends have, and one op of a collective.
-        alone: whether one rank stands for all and no op meets another.
-        meet: what works out ``meetings``.
+        meetings: which ops meet.
     """
 
     roles: tuple[Role, ...]
@@ -75,16 +73,10 @@ class Ops:
     need: Csr
     carry: Csr
     leads: Flags
-    alone: bool
-    meet: Callable[[], Meetings]
+    meetings: Meetings
 
     def __len__(self) -> int:
         return len(self.representative)
-
-    @cached_property
-    def meetings(self) -> Meetings:
-        """Which ops meet; of ops alone few machines ask."""
-        return self.meet()
 
     @cached_property
     def first_stream(self) -> NDArray[np.int32]:
@@ -105,8 +97,6 @@ def ops_of(program: Program, representatives: Representatives) -> Ops:
     _check_meetings(program)
     numbers = [int(program.role_of_rank[ranks[0]]) for ranks in representatives.ranks]
     roles = tuple(program.roles[number] for number in numbers)
-    if len(roles) == 1 and not program.op_column(transfers, np.bool_).any():
-        return _alone(program, numbers[0], representatives)
     first = np.cumsum([0, *map(len, roles)])
     streams = np.cumsum([0, *(len(role.streams) for role in roles)])
     # Half as wide as numpy's own: with a million of them, what they take in memory is what time goes into.
@@ -125,28 +115,7 @@ def ops_of(program: Program, representatives: Representatives) -> Ops:
         _joined([role.need for role in roles], first),
         _joined([role.carry for role in roles], first),
         leads,
-        alone=False,
-        meet=lambda: meetings,
-    )
-
-
-def _alone(program: Program, number: int, representatives: Representatives) -> Ops:
-    """The ops of the one rank that stands for all: its role's, as they are."""
-    role = program.roles[number]
-    op_class = role.op_class.astype(np.int32)
-    computes = program.op_column(op_computes, np.bool_)[op_class]
-    return Ops(
-        (role,),
-        np.array([0, len(role)]),
-        np.zeros(len(role), dtype=np.int32),
-        op_class,
-        role.stream.astype(np.int32),
-        computes,
-        role.need,
-        role.carry,
-        ~computes,
-        alone=True,
-        meet=lambda: _meetings([program.turns[number]], representatives)[0],
+        meetings,
     )
 
 
@@ -215,8 +184,6 @@ def nodes_of(ops: Ops) -> Ints | None:
     A node is a compute op, or all the ops that meet in a communication.
     """
     node = np.arange(len(ops), dtype=np.int32)
-    if ops.alone:
-        return node
     channel, turn, _, expected = ops.meetings
     meets = np.flatnonzero(~ops.computes)
     on = channel[meets]
@@ -234,10 +201,6 @@ def nodes_of(ops: Ops) -> Ints | None:
 
 
 # What the nodes of a graph cost, as arrays.
-
-_SORTED: Final = 16
-_FEW: Final = 10_000
-"""How many numbers there may be for each that there is, or in all, where those that occur are found without a sort."""
 
 
 class Rows(NamedTuple):
@@ -332,7 +295,7 @@ def node_costs(ops: Ops, program: Program, costs: Costs, representatives: Repres
     nodes = np.flatnonzero(ops.leads)
     # Ops of one class on one representative cost the same, so each kind is worked out once.
     numbers = ops.representative[nodes].astype(np.int64) * count + _same(program, costs)[ops.op_class[nodes]]
-    kinds, kind_of = _numbered(numbers, devices * count)
+    kinds, kind_of = np.unique(numbers, return_inverse=True)
     row[nodes] = before + kind_of
     messages = [_message(program, costs, representatives, *divmod(kind, count)) for kind in kinds.tolist()]
     loads = [load for _, _, load in messages]
@@ -347,18 +310,6 @@ def node_costs(ops: Ops, program: Program, costs: Costs, representatives: Repres
     )
     issued = _issued(ops, costs, steps, devices)
     return NodeCosts(row, rows, loads, issued, not costs.waits, costs.waiting_slows)
-
-
-def _numbered(numbers: Ints, below: int) -> tuple[Ints, Ints]:
-    """The numbers that occur, in order, and for each its place among them."""
-    # To sort them takes longer, where there are about as many as there may be.
-    if below > max(_SORTED * len(numbers), _FEW):
-        return np.unique(numbers, return_inverse=True)
-    place = np.zeros(below, dtype=np.int64)
-    place[numbers] = 1
-    found = np.flatnonzero(place)
-    place[found] = np.arange(len(found))
-    return found, place[numbers]
 
 
 def _same(program: Program, costs: Costs) -> Ints:

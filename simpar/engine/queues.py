@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -28,8 +28,9 @@ balance, whose error it reads; for what the norm of all gradients or
 their overflow is worked out of; at the end of a step until all has ended."""
 WAITS: Final = (RECEIVE, GATHER, PASS, BATCH, BALANCE, NORM, STEP)
 _JUDGED: Final = frozenset({'square_sum', 'finite_check'})
+Pairs = tuple[Ints, Ints]
 _EMPTY: Final = np.zeros(0, dtype=np.int32)
-_NONE: Final[tuple[Ints, Ints]] = (_EMPTY, _EMPTY)
+_NONE: Final[Pairs] = (_EMPTY, _EMPTY)
 _NEEDLESS: Final = Csr.counted(_EMPTY, _EMPTY)
 _SHORT: Final = np.zeros(0, dtype=np.uint16)
 _HOST: Final = Role('host', ('host',), _EMPTY.astype(np.uint32), _SHORT, _SHORT, _SHORT, _NEEDLESS, _NEEDLESS)
@@ -45,34 +46,42 @@ def with_hosts(ops: Ops, program: Program, waits: tuple[str, ...]) -> Ops:
     needs = [_needs(ops, program, begin, end, waits) for begin, end in pairwise(ops.first.tolist())]
     row, item = (np.concatenate(column) for column in zip(*needs, strict=True))
     carries = _carries(ops) if STEP in waits else _NONE
+    need = np.concatenate((issued, row)), np.concatenate((issued + count, item))
+    return _behind(ops, [_HOST] * devices, np.diff(ops.first), ops.op_class, ops.representative, need, carries)
+
+
+def _behind(
+    ops: Ops, roles: Sequence[Role], counts: Ints, op_class: Ints, stream: Ints, need: Pairs, carry: Pairs
+) -> Ops:
+    """The ops, and behind them those of further roles, which meet nobody.
+
+    Arguments: ``counts`` of each role; ``stream``, among those of all these; pairs (op, what it needs) more.
+    """
+    more, all_of = len(op_class), len(ops) + len(op_class)
+    devices = len(ops.roles) + np.repeat(np.arange(len(roles), dtype=np.int32), counts)
     return replace(
         ops,
-        roles=(*ops.roles, *[_HOST] * devices),
-        first=np.concatenate((ops.first, ops.first[1:] + count)),
-        representative=np.concatenate((ops.representative, ops.representative + np.int32(devices))),
-        op_class=np.concatenate((ops.op_class, ops.op_class)),
-        stream=np.concatenate((ops.stream, ops.representative + np.int32(ops.first_stream[-1]))),
-        computes=np.concatenate((ops.computes, np.ones(count, dtype=bool))),
-        need=_with_more(ops.need, count, np.concatenate((issued, row)), np.concatenate((issued + count, item))),
-        carry=_with_more(ops.carry, count, *carries),
-        leads=np.concatenate((ops.leads, np.zeros(count, dtype=bool))),
-        meet=lambda: ops.meetings.behind(count),
+        roles=(*ops.roles, *roles),
+        first=np.concatenate((ops.first, len(ops) + np.cumsum(counts))),
+        representative=np.concatenate((ops.representative, devices)),
+        op_class=np.concatenate((ops.op_class, op_class)),
+        stream=np.concatenate((ops.stream, stream + ops.first_stream[-1])),
+        computes=np.concatenate((ops.computes, np.ones(more, dtype=bool))),
+        need=ops.need.more(*need, all_of),
+        carry=ops.carry.more(*carry, all_of),
+        leads=np.concatenate((ops.leads, np.zeros(more, dtype=bool))),
+        meetings=ops.meetings.behind(more),
     )
 
 
-def _with_more(needs: Csr, count: int, row: Ints, item: Ints) -> Csr:
-    """Needs of twice as many ops, with some more pairs (op, what it needs)."""
-    return needs.more(row, item, 2 * count)
-
-
-def _needs(ops: Ops, program: Program, begin: int, end: int, waits: tuple[str, ...]) -> tuple[Ints, Ints]:
+def _needs(ops: Ops, program: Program, begin: int, end: int, waits: tuple[str, ...]) -> Pairs:
     """What the host of a representative waits for: hosts' ops, and the ops that each waits for."""
     kinds = (_is_message, _gathers, _updates, _judges, _balances)
     op_class, stream, computes = ops.op_class[begin:end], ops.stream[begin:end], ops.computes[begin:end]
     message, gathers, updates, judges, balances = (program.op_column(kind, np.bool_)[op_class] for kind in kinds)
     # Before which ops it waits already, for as much as any other wait would ask.
     waited = np.zeros(end - begin, dtype=bool)
-    found: list[tuple[Ints, Ints]] = []
+    found: list[Pairs] = []
     # Messages that are issued one by one are waited for on the device alone.
     if RECEIVE in waits and program.batched:
         waited[1:] = message[:-1] & ~message[1:]
@@ -98,7 +107,7 @@ def _needs(ops: Ops, program: Program, begin: int, end: int, waits: tuple[str, .
     return row + (len(ops) + begin), item + begin
 
 
-def _last_on_streams(stream: Ints, at: Ints) -> Iterator[tuple[Ints, Ints]]:
+def _last_on_streams(stream: Ints, at: Ints) -> Iterator[Pairs]:
     """The last op on each stream before each of some ops: the latter, and these, stream by stream.
 
     Arguments: ``stream``, of each op; none of those that do not count.
@@ -136,7 +145,7 @@ def _judges(op: OpClass) -> bool:
     return op.phase == 'U' and (op.kind == 'collective' or op.operator in _JUDGED)
 
 
-def _carries(ops: Ops) -> tuple[Ints, Ints]:
+def _carries(ops: Ops) -> Pairs:
     """The first op of each host in a step, and the last ops on all streams of its device in the step before."""
     ends = ops.streams.item[ops.streams.start[1:][np.diff(ops.streams.start) > 0] - 1]
     return ops.first[:-1][ops.representative[ends]] + len(ops), ends
@@ -304,7 +313,7 @@ class _Runs(NamedTuple):
         """The last op of each stream."""
         return self.end[[runs[-1] for runs in self.on]]
 
-    def behind(self) -> tuple[Ints, Ints]:
+    def behind(self) -> Pairs:
         """First ops of runs, and the last op on each other stream of those issued since the run before on their own.
 
         What was issued before that one had left the queue when it did, and ops before the last on a stream had ended.
@@ -359,32 +368,14 @@ class _Before:
         return np.column_stack(np.divmod(pairs, len(self._ops)))
 
 
-def _more(lists: Csr, pairs: list[Ints], rows: int) -> Csr:
-    row, item = np.concatenate(pairs).T
-    return lists.more(row, item, rows)
-
-
 def _joined(ops: Ops, need: list[Ints], carry: list[Ints], device: list[int], devices: int) -> Ops:
     """The ops with all needs, and behind them one for each queue, on devices of their own behind all others."""
-    count, more = len(ops), len(device)
     each = np.bincount(device, minlength=devices)
     names = tuple(f'queue {number}' for number in range(each.max()))
     roles = tuple(
         Role('queues', names[:several], _EMPTY.astype(np.uint32), _SHORT, _SHORT, _SHORT, _NEEDLESS, _NEEDLESS)
         for several in each.tolist()
     )
-    nothing = np.zeros(more, dtype=np.int32)
-    behind = np.int32(len(ops.roles))
-    return replace(
-        ops,
-        roles=(*ops.roles, *roles),
-        first=np.concatenate((ops.first, count + np.cumsum(each))),
-        representative=np.concatenate((ops.representative, behind + np.array(device, dtype=np.int32))),
-        op_class=np.concatenate((ops.op_class, nothing)),
-        stream=np.concatenate((ops.stream, np.int32(ops.first_stream[-1]) + np.arange(more, dtype=np.int32))),
-        computes=np.concatenate((ops.computes, np.ones(more, dtype=bool))),
-        need=_more(ops.need, need, count + more),
-        carry=_more(ops.carry, carry, count + more),
-        leads=np.concatenate((ops.leads, np.zeros(more, dtype=bool))),
-        meet=lambda: ops.meetings.behind(more),
-    )
+    queues = np.arange(len(device), dtype=np.int32)
+    needs, carries = (np.concatenate(pairs).T for pairs in (need, carry))
+    return _behind(ops, roles, each, np.zeros_like(queues), queues, (needs[0], needs[1]), (carries[0], carries[1]))

@@ -46,10 +46,7 @@ def simulate(
     simulated = _simulated(program, costs, steps, unfold, observe, 'simpy' if observe else engine)
     if isinstance(simulated, Trace):
         return simulated
-    trace = simulated.trace(program)
-    # The Trace may have its ends as they are.
-    program.put('room', (simulated.ops, simulated.world._replace(end=np.zeros(0))))
-    return trace
+    return simulated.trace(program)
 
 
 def step_ends(program: Program, costs: Costs, *, steps: int = 3) -> Times:
@@ -60,7 +57,6 @@ def step_ends(program: Program, costs: Costs, *, steps: int = 3) -> Times:
     simulated = _simulated(program, costs, steps, None, None, 'auto')
     if isinstance(simulated, Trace):
         return simulated.step_ends
-    program.put('room', (simulated.ops, simulated.world))
     # At the number of what is no node nothing ends.
     return np.asarray(simulated.end.max(axis=1))
 
@@ -118,8 +114,7 @@ def _simulated(
         ops, node = _arranged(program, representatives, costs)
         if node is not None:
             by_node = node_costs(ops, program, costs, representatives, steps)
-            of, room = program.take('room') or (None, None)
-            world = world_of(ops, node, by_node, len(costs.links), room if of is ops else None)
+            world = world_of(ops, node, by_node, len(costs.links))
             ready = world.loop['ready'].item()
             loop = events.interpreted if engine == 'python' else events.compiled if engine == 'compiled' else events
             if loop(world) == ready:
@@ -141,11 +136,10 @@ def _arranged(program: Program, representatives: Representatives, costs: Costs) 
     return program.once('ops', (*representatives.of_rank, costs.waits, costs.work_queues), arranged)
 
 
-def world_of(of: Ops, node: Ints, costs: NodeCosts, links: int, room: World | None = None) -> World:
+def world_of(of: Ops, node: Ints, costs: NodeCosts, links: int) -> World:
     """The world of the event loop at time 0; it is used up.
 
-    Arguments: ``node``, as of ``nodes_of``; ``links``, how many there are; ``room``, a world of the same ops that
-    nobody needs: to write its large arrays anew takes a fraction of what new ones take.
+    Arguments: ``node``, as of ``nodes_of``; ``links``, how many there are.
     Raises ``SimparError`` where a step has more ops than a record can number.
     """
     count = len(of)
@@ -157,9 +151,7 @@ def world_of(of: Ops, node: Ints, costs: NodeCosts, links: int, room: World | No
     devices, streams = np.zeros(len(of.roles), dtype=DEVICE), np.zeros(on_all, dtype=STREAM)
     streams['op'] = streams['place'] = streams['lead'] = streams['behind'] = NONE
     # A list has two needs at least, and its length.
-    ops, needs = (room.ops, room.needs) if room else (np.empty(count, OP), np.empty(listed + listed // 2, np.uint32))
-    end = room.end if room and len(room.end) == costs.issued.size else np.empty(costs.issued.size)
-    end.fill(-1.0)
+    ops, needs = np.empty(count, OP), np.empty(listed + listed // 2, np.uint32)
     members = np.empty(count - np.count_nonzero(of.computes), dtype=np.uint32)
     # A stream may compute and communicate.
     beside = np.empty(2 * on_all, dtype=np.uint32)
@@ -185,7 +177,7 @@ def world_of(of: Ops, node: Ints, costs: NodeCosts, links: int, room: World | No
         np.array([link for link, _ in pairs], dtype=np.uint32),
         np.array([demand for _, demand in pairs], dtype=float),
         devices, beside,
-        costs.issued.ravel() if costs.launches else np.zeros(0), end,
+        costs.issued.ravel() if costs.launches else np.zeros(0), np.full(costs.issued.size, -1.0),
         streams, np.zeros(on_all + 1, dtype=EVENT), np.zeros(on_all, dtype=FLOW),
         np.zeros(on_all * widest, dtype=ENTRY),
         on_links, ready, begun, touched, flowing, np.zeros(links, dtype=np.uint32), loop,

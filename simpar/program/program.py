@@ -220,14 +220,6 @@ class Program:
         found: Made = pair[1]
         return found
 
-    def put(self, name: str, made: object) -> None:
-        """Leave something for the next one that takes it."""
-        self._made[name] = name, made
-
-    def take(self, name: str) -> Any:
-        """What was left under a name, for the caller alone; None where nothing was, or another thread has it."""
-        return self._made.pop(name, (name, None))[1]
-
     @cached_property
     def _made(self) -> dict[str, tuple[Hashable, Any]]:
         return {}
@@ -242,16 +234,10 @@ class Program:
         numbers: dict[tuple[object, ...], int] = {}
         kinds: list[int] = []
         ops: list[OpClass] = []
-        known: dict[tuple[object, ...], int] = {}
         for op in self.op_classes:
-            # Ops of equal layers list their dims in one order, so that these need not be sorted each time.
-            told = (op.kind, op.operator, op.phase, op.flops, op.bytes, op.dtype, op.partition, op.peer,
-                    *op.dims.items())  # fmt: skip
-            if told not in known:
-                known[told] = numbers.setdefault(op.cost_key, len(ops))
-                if known[told] == len(ops):
-                    ops.append(op)
-            kinds.append(known[told])
+            kinds.append(numbers.setdefault(op.cost_key, len(ops)))
+            if kinds[-1] == len(ops):
+                ops.append(op)
         return np.array(kinds, dtype=np.int64), tuple(ops)
 
     @cached_property
