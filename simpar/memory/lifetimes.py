@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Final, NamedTuple
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.errors import ProgramError
 from simpar.kernels import Array, kernel, part
-from simpar.program import KINDS, PER_RANK, OpClass, Program, Role, Tensor, computes, is_batched
+from simpar.program import KINDS, PER_RANK, OpClass, Program, Role, Tensor, computes, is_batched, ranges
 from simpar.trace import Times
 
 # Lifetimes: from which slot to which a role's tensors live, in the steady state; no seconds.
@@ -70,6 +70,13 @@ class Lifetimes:
         """Which lives never end."""
         return np.asarray(self.end == NONE)
 
+    def more(self, size: Ints, begin: Ints, end: Ints, before: Flags) -> Lifetimes:
+        """The lives and further ones, of no tensor."""
+        nothing = np.full(len(size), NONE, dtype=np.int64)
+        own = (getattr(self, column.name) for column in fields(self))
+        more = (nothing, nothing, nothing, size, begin, begin, end, before)
+        return Lifetimes(*(np.concatenate(both) for both in zip(own, more, strict=True)))
+
 
 def lifetimes(
     program: Program, role: Role, *, always: Collection[str] = ALWAYS, flattened: bool = False, host: bool = False
@@ -86,11 +93,17 @@ def lifetimes(
     Not modelled: workspaces inside of a kernel, tensors that no op of the role touches.
     """
     flags, named = program.tensor_column(_flags(frozenset(always), host), np.uint8), program.named
-    base, used = np.full(len(flags) + 1, NONE, dtype=np.int32), np.zeros(len(named) // 4, dtype=bool)
-    given = role.op_class, role.micro_batch, role.copy, named.start, named.item, flags, base
-    counts = np.empty(3, dtype=np.int64)
-    most = count_cells(*given, used, counts)
-    micro_batches, copies, cells = counts.tolist()
+    start, times = named.start, np.bincount(role.op_class, minlength=len(named) // 4)
+    micro_batches, copies = int(role.micro_batch.max(initial=0)) + 1, int(role.copy.max(initial=0)) + 1
+    # Each tensor that slots touch has a cell for each instance that a role may have.
+    first = 4 * np.flatnonzero(times)
+    touched = named.item[ranges(start[first], start[first + 4] - start[first])]
+    each = np.zeros(len(flags) + 1, dtype=np.int64)
+    each[touched] = np.where(flags[touched] & ONE, 1, micro_batches * copies)
+    base, cells = np.where(each, np.cumsum(each) - each, NONE).astype(np.int32), int(each.sum())
+    # A life ends with the op that frees it, or is the last one of its cell.
+    most = cells + int(times @ (start[4::4] - start[3::4]))
+    given = role.op_class, role.micro_batch, role.copy, start, named.item, flags, base
     loads, ends = np.full(micro_batches, NONE, dtype=np.int32), np.full((cells, 2), NONE, dtype=np.int32)
     rows, columns = np.empty((most, 5), dtype=np.int32), np.empty((8, most), dtype=np.int64)
     computing = program.op_column(computes, np.bool_)
@@ -130,51 +143,7 @@ def _with_buffers(lives: Lifetimes, program: Program, role: Role) -> Lifetimes:
     """The lives and those of the buffers of fused collectives."""
     sizes = program.op_column(_fused, np.int64)[role.op_class]
     slots = np.flatnonzero(sizes)
-    nothing = np.full(len(slots), NONE, dtype=np.int64)
-    return Lifetimes(
-        tensor=np.concatenate((lives.tensor, nothing)),
-        micro_batch=np.concatenate((lives.micro_batch, nothing)),
-        copy=np.concatenate((lives.copy, nothing)),
-        bytes=np.concatenate((lives.bytes, sizes[slots])),
-        writer=np.concatenate((lives.writer, slots)),
-        begin=np.concatenate((lives.begin, slots)),
-        end=np.concatenate((lives.end, slots)),
-        before=np.concatenate((lives.before, np.zeros(len(slots), dtype=bool))),
-    )
-
-
-@kernel
-def count_cells(
-    op_class: Array, micro_batch: Array, copy: Array, start: Array, item: Array, flags: Array, base: Array,
-    used: Array, counts: Array,
-) -> int:  # fmt: skip
-    """Write the first cell of each tensor that slots touch, one for each instance that a role may have.
-
-    Arguments:
-        op_class to copy: of slots.
-        start, item: what op classes read, write, accumulate to and free, as of ``Program.named``.
-        flags: of tensors, as ``ONE`` and so on say.
-        base: of each tensor and one more, -1 at first.
-        used: of op classes, nothing at first.
-        counts: how many micro-batches, copies and cells there are.
-    Returns how many lives there are at most.
-    """
-    ends, micro_batches, copies = 0, 1, 1
-    for slot in range(len(op_class)):
-        number = op_class[slot]
-        micro_batches, copies = max(micro_batches, micro_batch[slot] + 1), max(copies, copy[slot] + 1)
-        ends += start[4 * number + 4] - start[4 * number + 3]
-        if not used[number]:
-            used[number] = True
-            for touch in range(start[4 * number], start[4 * number + 4]):
-                base[item[touch]] = 0
-    count = 0
-    for which in range(len(flags)):
-        if base[which] != NONE:
-            base[which] = count
-            count += 1 if flags[which] & ONE else micro_batches * copies
-    counts[0], counts[1], counts[2] = micro_batches, copies, count
-    return count + ends
+    return lives.more(sizes[slots], slots, slots, np.zeros(len(slots), dtype=bool))
 
 
 @part
@@ -223,7 +192,10 @@ def write_lifetimes(
     Returns -1 where something was never written, whose tensor and first slot then stand in the first column.
 
     Arguments:
-        op_class to flags, ``base`` as written, and ``copies``: as of ``count_cells``.
+        op_class to copy: of slots; ``copies``, how many of a micro-batch.
+        start, item: what op classes read, write, accumulate to and free, as of ``Program.named``.
+        flags: of tensors, as ``ONE`` and so on say.
+        base: of each tensor its first cell, -1 where no slot touches it.
         computes: of op classes.
         loads: of each micro-batch the first slot that computes with what is split into micro-batches; -1 at first.
         ends: of each cell its first life and its last one, -1 at first.
@@ -313,15 +285,17 @@ def changes(lives: Lifetimes, size: Ints, window: Window) -> tuple[Times, Ints]:
 
     Lives that begin, or end, with one slot are looked at together. Arguments: ``size`` of each life.
     """
-    slots = len(window.starts)
-    sides = np.array((window.begin, window.step))
-    sums, there = np.zeros((slots, 3), dtype=np.int64), np.zeros((slots, 3), dtype=bool)
-    times, change = np.empty(3 * slots + 1), np.empty(3 * slots + 1, dtype=np.int64)
-    count = write_changes(
-        size, lives.begin, lives.end, lives.before, window.starts, window.earlier, window.ends, sides,
-        sums, there, times, change,
-    )  # fmt: skip
-    return times[:count], change[:count]
+    slots, ends = len(window.starts), ~lives.always
+    begin, end, mine = (lives.begin + slots * lives.before)[ends], lives.end[ends] + 2 * slots, size[ends]
+    sums, there = np.zeros(3 * slots, dtype=np.int64), np.zeros(3 * slots, dtype=bool)
+    np.add.at(sums, begin, mine)
+    np.subtract.at(sums, end, mine)
+    there[begin] = there[end] = True
+    at = np.flatnonzero(there)
+    which, times = window.folded
+    # What lives over the end of the step is there at its begin.
+    held = size[~ends].sum() - which[at] @ sums[at]
+    return np.append(0.0, times[at]), np.append(held, sums[at])
 
 
 class Moments(NamedTuple):
@@ -348,51 +322,3 @@ class Moments(NamedTuple):
         """The bytes that are held from each time on, of changes at these times."""
         # Of several changes at one time, what is held behind the last of them counts.
         return change.take(self.order).cumsum().take(self.last)
-
-
-@part
-def _folded(time: float, step: float) -> tuple[float, float]:
-    """A time as (which step, seconds from its begin), as ``fold`` has it."""
-    if step <= 0:
-        return 0.0, 0.0
-    which = np.floor(time / step)
-    rest = time - which * step
-    if rest >= step:
-        which += 1.0
-    elif rest < 0:
-        which -= 1.0
-    return which, time - which * step
-
-
-@kernel
-def write_changes(
-    size: Array, begin: Array, end: Array, before: Array, starts: Array, earlier: Array, ends: Array, window: Array,
-    sums: Array, there: Array, times: Array, change: Array,
-) -> int:  # fmt: skip
-    """Write the times at which what is held grows or shrinks, and by how much; return how many there are.
-
-    Arguments: size to before: as of ``Lifetimes``. starts to ends: as of ``Window``. ``window``, its begin
-    and its step. ``sums`` and ``there``: shape [slots, 3], of what begins here and in the step before, and of what
-    ends; bytes, and whether there are any; nothing at first.
-    """
-    held = 0
-    for life in range(len(size)):
-        if end[life] == NONE:
-            held += size[life]
-            continue
-        row = 1 if before[life] else 0
-        sums[begin[life], row] += size[life]
-        sums[end[life], 2] += size[life]
-        there[begin[life], row] = there[end[life], 2] = True
-    count = 1
-    for slot in range(len(starts)):
-        for row in range(3):
-            if there[slot, row]:
-                time = ends[slot] if row == 2 else earlier[slot] if row else starts[slot]
-                which, times[count] = _folded(time - window[0], window[1])
-                change[count] = -sums[slot, row] if row == 2 else sums[slot, row]
-                # What lives over the end of the step is there at its begin.
-                held -= int(which) * change[count]
-                count += 1
-    times[0], change[0] = 0.0, held
-    return count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import inf
@@ -226,22 +226,9 @@ def _layer(op: OpClass) -> str:
 
 def _and(lives: Lifetimes, added: list[_Life]) -> Lifetimes:
     """The lives and further ones, of no tensor."""
-    added = [one for one in added if one.bytes]
-
-    def of(value: Callable[[_Life], int]) -> np.ndarray:
-        return np.array([value(one) for one in added], dtype=np.int64)
-
-    nothing = np.full(len(added), NONE, dtype=np.int64)
-    return Lifetimes(
-        tensor=np.concatenate((lives.tensor, nothing)),
-        micro_batch=np.concatenate((lives.micro_batch, nothing)),
-        copy=np.concatenate((lives.copy, nothing)),
-        bytes=np.concatenate((lives.bytes, of(lambda one: one.bytes))),
-        writer=np.concatenate((lives.writer, of(lambda one: one.begin))),
-        begin=np.concatenate((lives.begin, of(lambda one: one.begin))),
-        end=np.concatenate((lives.end, of(lambda one: one.end))),
-        before=np.concatenate((lives.before, np.array([one.before for one in added], dtype=bool))),
-    )
+    rows = [(one.bytes, one.begin, one.end, one.before) for one in added if one.bytes]
+    size, begin, end, before = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    return lives.more(size, begin, end, before > 0)
 
 
 __all__ = ['Framework', 'framework_of', 'lasting', 'with_framework']

@@ -53,10 +53,9 @@ class Csr:
 
     def more(self, row: NDArray[np.integer[Any]], item: NDArray[np.integer[Any]], rows: int) -> Csr:
         """The lists and more items behind them: pairs (row, item) in any order; the items of a row keep theirs."""
-        row, item = (np.ascontiguousarray(each, dtype=np.int32) for each in (row, item))
-        start, into = np.zeros(rows + 1, dtype=np.int32), np.empty(len(self.item) + len(item), dtype=np.int32)
-        merge_into_rows(self.start, self.item, row, item, start, into)
-        return Csr(start, into)
+        every = np.concatenate((self.row, row))
+        order = np.argsort(every, kind='stable')
+        return Csr.counted(np.bincount(every, minlength=rows), np.concatenate((self.item, item))[order])
 
     def fits(self, rows: int, items: int) -> bool:
         """Whether it has so many rows, of numbers from 0 and below ``items``."""
@@ -92,32 +91,6 @@ class Csr:
         """Every row as a tuple."""
         flat = self.item.tolist()
         return [tuple(flat[begin:end]) for begin, end in pairwise(self.start.tolist())]
-
-
-@kernel
-def merge_into_rows(first: Array, old: Array, row: Array, item: Array, start: Array, into: Array) -> None:
-    """Write where each row begins and, row by row, its old items and those that are new, in the order they came.
-
-    Arguments: ``first`` and ``old`` as of ``Csr``; ``row`` of each new item; ``start``, zeros at first.
-    """
-    for one in row:
-        start[one + 1] += 1
-    total = 0
-    for one in range(1, len(start)):
-        begin, kept = 0, 0
-        if one < len(first):
-            begin = first[one - 1]
-            kept = first[one] - begin
-        count = kept + start[one]
-        for place in range(kept):
-            into[total + place] = old[begin + place]
-        # From here on where the next new item goes, and at last where the next row begins.
-        start[one] = total + kept
-        total += count
-    for place in range(len(row)):
-        at = start[row[place] + 1]
-        into[at] = item[place]
-        start[row[place] + 1] = at + 1
 
 
 def ranges(first: NDArray[np.integer[Any]], lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
