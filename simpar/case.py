@@ -228,7 +228,7 @@ class Case:
             baseline_cluster=other.cluster if other else None,
             progress=progress,
             pricing=pricing or (numbers.pricing_with(self.factors) if self.factors else None),
-            models=self.session.once(price.Models),
+            models=self.session,
         )
         if prediction.spread:
             prediction = replace(prediction, spread=prediction.spread.narrowed(self.known, prediction.streaming))

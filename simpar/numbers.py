@@ -14,11 +14,12 @@ import numpy as np
 
 from simpar.cost.compute import MATRIX, PRODUCTS
 from simpar.cost.costs import Costs
-from simpar.cost.price import Effects, Models, Pricer
+from simpar.cost.price import Effects, Pricer
 from simpar.hardware import Cluster, Figure, Grade
 from simpar.hardware.profile import worst
 from simpar.predict import Pricing, step_of_costs, under_load
 from simpar.program import OpClass, Program
+from simpar.session import Session
 from simpar.units import GRID, format_time
 
 RANGE: Final[Mapping[Grade, float]] = {
@@ -166,9 +167,9 @@ Step = Callable[[Mapping[str, float]], float]
 """Seconds of a step by factors of numbers."""
 
 
-def steps_of(program: Program, cluster: Cluster, models: Models | None = None) -> Step:
+def steps_of(program: Program, cluster: Cluster, models: Session | None = None) -> Step:
     """What gives seconds of a step with some numbers otherwise; arguments: ``models``, shared with other programs."""
-    shared = models or Models()
+    shared = models or Session()
     loaded = under_load(program, cluster, shared)
     plain = Pricer(program, loaded, models=shared).costs()
 
@@ -194,7 +195,7 @@ def decisive(sides: Sequence[Side], most: int = SHOWN) -> tuple[Decisive, ...]:
     Without a baseline those that move the step most. Programs are priced and simulated twice for each number.
     Arguments: ``sides``, the plan and its baseline.
     """
-    models, numbers = Models(), numbers_of(sides[0].cluster)
+    models, numbers = Session(), numbers_of(sides[0].cluster)
     steps = [steps_of(side.program, side.cluster, models) for side in sides]
 
     def answer(factors: Mapping[str, float]) -> float:

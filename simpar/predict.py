@@ -14,7 +14,7 @@ import numpy as np
 
 from simpar.cost.compute import BEYOND, FAR, MATRIX
 from simpar.cost.costs import Costs
-from simpar.cost.price import Effects, Models, Pricer
+from simpar.cost.price import Effects, Pricer
 from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate, step_ends
 from simpar.files import read_csv
@@ -24,6 +24,7 @@ from simpar.lazy import card, dataframe, interactive
 from simpar.memory import Framework, Memory, Room, fits, framework_of, margin_of, memory, room_of
 from simpar.metrics import Metrics, metrics
 from simpar.program import Program
+from simpar.session import Session
 from simpar.throughput import Throughput
 from simpar.trace import Trace
 
@@ -45,7 +46,7 @@ STEPS = 2
 """Steps that are simulated at full clocks; the last counts."""
 
 
-def under_load(program: Program, cluster: Cluster, models: Models | None = None) -> Cluster:
+def under_load(program: Program, cluster: Cluster, models: Session | None = None) -> Cluster:
     """The cluster with its matrix units at the clock that they keep under this program; ``cluster`` without a stack, or
     where the device is not bound by power. Arguments: ``models``, as of ``price``.
 
@@ -306,16 +307,16 @@ def followed(program: Program, costs: Costs, steps: int = 3) -> Trace:
     return trace.first(steps) if further else trace
 
 
-def step_of(program: Program, cluster: Cluster, *, steps: int = 2, models: Models | None = None) -> float:
+def step_of(program: Program, cluster: Cluster, *, steps: int = 2, models: Session | None = None) -> float:
     """Seconds of the last of so many steps, all that is asked where predictions are many."""
     return step_and_costs(program, cluster, steps=steps, models=models)[0]
 
 
 def step_and_costs(
-    program: Program, cluster: Cluster, *, steps: int = 2, models: Models | None = None
+    program: Program, cluster: Cluster, *, steps: int = 2, models: Session | None = None
 ) -> tuple[float, Costs]:
     """The same, and the costs that it comes of."""
-    models = models or Models()
+    models = models or Session()
     costs = Pricer(program, under_load(program, cluster, models), models=models).costs(EFFECTS[-1][1])
     return step_of_costs(program, costs, steps), costs
 
@@ -341,7 +342,7 @@ def predict(
     baseline_cluster: Cluster | None = None,
     pricing: Pricing | None = None,
     progress: Told | None = None,
-    models: Models | None = None,
+    models: Session | None = None,
 ) -> Prediction:
     """Predict a program on a cluster, and explain its gain against a baseline.
 
@@ -355,7 +356,7 @@ def predict(
     Raises ``Deadlock``.
     Not modelled: noise; what a gain costs in memory.
     """
-    shared = models or Models()
+    shared = models or Session()
 
     def pricer(of: Program, on: Cluster) -> Callable[[Effects], Costs]:
         if pricing:

@@ -4,8 +4,7 @@ Whoever asks many times makes one and passes it on. No result depends on it, and
 """
 
 from collections.abc import Callable
-from operator import is_
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from simpar.plans import Plan
 
@@ -67,50 +66,3 @@ class _Noted:
     def __getattr__(self, key: str) -> object:
         value = vars(self)['_read'][key] = getattr(vars(self)['_plan'], key)
         return value
-
-
-Key = TypeVar('Key')
-Value = TypeVar('Value')
-
-
-class Kept(Generic[Key, Value]):
-    """The last few results; what was asked for longest ago goes first.
-
-    Keys are told by equality, since plans and workloads hold mappings, which have no hash.
-    Arguments: ``most``, how many are kept.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._known: list[tuple[Key, Value]] = []
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """The result that is kept for an equal key, else what ``make`` returns, which is kept then."""
-        # One list, whatever other threads put in its place. The last one first: neighbours in a sweep ask for the same.
-        known = self._known
-        if known and known[-1][0] == key:
-            return known[-1][1]
-        found = next((pair for pair in reversed(known[:-1]) if pair[0] == key), None)
-        pair = (key, make()) if found is None else found
-        # A new list each time, so that threads never see one that is half changed.
-        self._known = [*(one for one in self._known if one is not pair), pair][-self._most :]
-        return pair[1]
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._known = []
-
-
-class Same:
-    """Objects as a key: equal to others where each is the very same one."""
-
-    def __init__(self, *objects: object) -> None:
-        self._objects = objects
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and all(map(is_, self._objects, other._objects))
-
-    __hash__ = None  # type: ignore[assignment]

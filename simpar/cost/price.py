@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import Final
@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar import errors, hardware, session
+from simpar import errors, hardware
 from simpar.cost.collective import Alike, ClusterCollectives, demand
 from simpar.cost.compute import MATRIX, NO_WORK, STAGE, DeviceCompute, StackCompute, dispatches
 from simpar.cost.costs import (
@@ -32,6 +32,7 @@ from simpar.cost.costs import (
 from simpar.cost.formula import PAIRWISE
 from simpar.model.operators.attention import CONTEXT_ATTENTION
 from simpar.program import COPY, OpClass, Program
+from simpar.session import Session
 from simpar.units import quantise
 
 BLOM: Final = 0.375
@@ -66,33 +67,27 @@ class Effects:
     spread: bool = True
 
 
-class Models:
-    """Models of devices and links that programs priced one after the other share; a sweep or a search passes it on.
+@dataclass(frozen=True, slots=True)
+class _Wired:
+    """A cluster that equals others of the same links and library, whatever devices stand behind these."""
 
-    It holds the last few. Nothing in an answer depends on whether it is shared.
-    """
+    levels: tuple[object, ...]
+    cluster: hardware.Cluster = field(compare=False)
 
-    def __init__(self) -> None:
-        self._devices: session.Kept[hardware.Profile, DeviceCompute] = session.Kept(4)
-        self._collectives: session.Kept[tuple[object, ...], ClusterCollectives] = session.Kept(4)
-        self._messages: session.Kept[session.Same, Communicated] = session.Kept(4)
-
-    def device(self, profile: hardware.Profile) -> DeviceCompute:
-        """The compute model of a profile."""
-        return self._devices.get(profile, lambda: DeviceCompute(profile))
-
-    def collectives(self, cluster: hardware.Cluster) -> ClusterCollectives:
-        """The model of collectives on a cluster; the same for all devices that may stand behind its links."""
+    @staticmethod
+    def of(cluster: hardware.Cluster) -> _Wired:
         profile = cluster.profile
         levels = (profile.devices, profile.links, profile.library, profile.tables.collective)
-        key = (cluster.links, cluster.nodes, cluster.devices, cluster.placement, *levels)
-        return self._collectives.get(key, lambda: ClusterCollectives(cluster))
+        return _Wired((cluster.links, cluster.nodes, cluster.devices, cluster.placement, *levels), cluster)
 
-    def messages(self, program: Program, collective: CollectiveModel) -> Communicated:
-        """What a model of collectives makes of a program's messages, without a stack."""
-        return self._messages.get(
-            session.Same(program, collective), lambda: Communicated(program, collective, *program.cost_kinds)
-        )
+
+def _collectives_of(wired: _Wired) -> ClusterCollectives:
+    return ClusterCollectives(wired.cluster)
+
+
+def _messages_of(program: Program, collective: CollectiveModel) -> Communicated:
+    """What a model of collectives makes of a program's messages, without a stack."""
+    return Communicated(program, collective, *program.cost_kinds)
 
 
 def price(
@@ -100,14 +95,14 @@ def price(
     cluster: hardware.Cluster,
     effects: Effects = Effects(),
     *,
-    models: Models | None = None,
+    models: Session | None = None,
     compute: ComputeModel | None = None,
     collective: CollectiveModel | None = None,
 ) -> Costs:
     """Isolated seconds of every op class, what slows what, and which links each collective uses.
 
-    Arguments: ``models``, shared with other programs; ``compute`` and ``collective``, models to use in place of the
-    profile's; times are rounded to the grid.
+    Arguments: ``models``, a session that keeps those of devices and links for other programs; ``compute`` and
+    ``collective``, models to use in place of the profile's; times are rounded to the grid.
     Raises ``Infeasible`` where the program has more ranks than the cluster devices, ``ProfileError`` where the profile
     does not say what the program needs.
     """
@@ -125,17 +120,17 @@ class Pricer:
         program: Program,
         cluster: hardware.Cluster,
         *,
-        models: Models | None = None,
+        models: Session | None = None,
         compute: ComputeModel | None = None,
         collective: CollectiveModel | None = None,
     ) -> None:
         if program.world > cluster.world:
             raise errors.Infeasible(f'the program has {program.world} ranks, the cluster {cluster.world} devices')
-        models, stack = models or Models(), cluster.stack
-        self.bare = compute or models.device(cluster.profile)
+        models, stack = models or Session(), cluster.stack
+        self.bare = compute or models.once(DeviceCompute, profile=cluster.profile)
         self.stacked = StackCompute(self.bare, cluster.profile, stack) if stack else None
         self.compute: ComputeModel = self.stacked or self.bare
-        self.collective = collective or models.collectives(cluster)
+        self.collective = collective or models.once(_collectives_of, wired=_Wired.of(cluster))
         self._program = program
         self._cluster = cluster
         self._priced: tuple[Effects, Costs] | None = None
@@ -148,7 +143,7 @@ class Pricer:
             self._messages = Communicated(program, self.collective, self._kind, sent, self.stacked.copied)
         else:
             self._kind, self._ops = program.cost_kinds
-            self._messages = models.messages(program, self.collective)
+            self._messages = models.once(_messages_of, program=program, collective=self.collective)
         self._computed = self._seconds_of(self.compute)
 
     def costs(self, effects: Effects = Effects()) -> Costs:

@@ -11,7 +11,7 @@ import numpy as np
 
 from simpar import errors, hardware, plans
 from simpar.cost.costs import Costs, Entries
-from simpar.cost.price import Models, Pricer, speeds_beside
+from simpar.cost.price import Pricer, speeds_beside
 from simpar.lower import lower
 from simpar.lower.passes.recompute import is_recomputed
 from simpar.memory import framework_of
@@ -291,11 +291,10 @@ class Shared:
     """What samples of one space have in common: what is lowered alike, and models of devices and links."""
 
     session: Session = field(default_factory=lambda: Session(16))
-    models: Models = field(default_factory=Models)
 
     def costs(self, program: Program, cluster: hardware.Cluster) -> Costs:
         """Of a small program."""
-        return Pricer(program, _roomy(program, cluster), models=self.models).costs()
+        return Pricer(program, _roomy(program, cluster), models=self.session).costs()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
