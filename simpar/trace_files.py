@@ -5,26 +5,22 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from simpar.cost.costs import Costs, costs_from_dict, costs_to_dict
+from simpar.document.load import read_json
 from simpar.errors import Problem, ScheduleError
-from simpar.files import read_regular, write_atomically
+from simpar.files import write_atomically
 from simpar.hardware.net import parse_net
 from simpar.program import Program
 from simpar.program.text import format_program, parse_program
 from simpar.trace import RankTimes, Times, Trace, warm_steps
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-    from pydantic_core import ErrorDetails
-
 FORMAT: Final = 'simpar trace 1'
 Origin = Literal['simulated', 'emulated', 'measured']
 Rows = list[list[float]]
-_MOST_PROBLEMS = 12
 _MOST_BYTES = 2**30
 _LONGEST = 1e8
 """Seconds of a trace: beyond them a double does not tell microseconds apart."""
@@ -212,27 +208,8 @@ def load_trace(path: Path) -> SavedTrace:
 
     Raises ``ScheduleError`` with what is wrong, if it is no such file or does not fit together.
     """
-    from pydantic import ValidationError
-
-    try:
-        # Strict: a time that is a text is a broken file, not a number to be guessed.
-        content = _adapter().validate_json(read_regular(path, _MOST_BYTES), strict=True)
-    except OSError as error:
-        raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}', 'check the path')) from error
-    except ValidationError as error:
-        wrong_fields = error.errors()
-        # Of another file every field would be missing, and none of them is what is wrong.
-        another = next(
-            (one for one in wrong_fields if one['loc'] == ('format',) or one['type'] == 'json_invalid'), None
-        )
-        if another is not None:
-            named = another['type'] not in ('missing', 'json_invalid')
-            got = f' (its format is {str(another["input"])[:60]!r})' if named else ''
-            what = f'is not a saved answer or trace{got}'
-            instead = 'write one by `simpar run FILE --save` or `simpar measure FILE --save`'
-            raise ScheduleError(Problem(str(path), what, instead)) from error
-        raise ScheduleError([_problem(path, one) for one in wrong_fields[:_MOST_PROBLEMS]]) from error
-    return _checked(path, content)
+    instead = 'write one by `simpar run FILE --save` or `simpar measure FILE --save`'
+    return _checked(path, read_json(path, _Content, _MOST_BYTES, 'a saved answer or trace', instead))
 
 
 def _checked(path: Path, content: _Content) -> SavedTrace:
@@ -319,20 +296,6 @@ class _Content:
     name: str = ''
     samples: int = 0
     baseline: _Content | None = None
-
-
-def _adapter() -> TypeAdapter[_Content]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(_Content)
-
-
-def _problem(path: Path, error: ErrorDetails) -> Problem:
-    """What pydantic found, in our words; a file that is no JSON has one error and no place."""
-    place = '.'.join(str(part) for part in error['loc'])
-    # It continues a sentence of ours.
-    what = error['msg'][0].lower() + error['msg'][1:]
-    return Problem(str(path), f'{place}: {what}' if place else what, f'expected a file of format "{FORMAT}"')
 
 
 def _inconsistency(content: _Content) -> str:

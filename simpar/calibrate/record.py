@@ -9,20 +9,16 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from simpar import errors, files, hardware, profiles
+from simpar import errors, hardware, profiles
+from simpar.document.load import read_json
 from simpar.hardware.net import parse_net
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-    from pydantic_core import ErrorDetails
 
 FORMAT: Final = 'simpar bench 1'
 EXPECTED: Final = f'expected a record of format "{FORMAT}"'
-_MOST_PROBLEMS = 12
 _MOST_BYTES = 2**26
 Count = Annotated[int, Field(ge=1, le=2**53)]
 # What is beyond these bounds is no time of anything, and fits would overflow.
@@ -200,19 +196,7 @@ def load_record(path: Path) -> Record:
 
     Raises ``ScheduleError`` with what is wrong, one screen of it, if it is no such file or is cut short.
     """
-    from pydantic import ValidationError
-
-    try:
-        return _whole(path, _adapter().validate_json(files.read_regular(path, _MOST_BYTES), strict=True))
-    except OSError as error:
-        raise errors.ScheduleError(errors.Problem(str(path), f'cannot be read: {error.strerror}')) from error
-    except ValidationError as error:
-        # The input may be a whole table, which would fill the screen.
-        found = error.errors(include_url=False, include_input=False)
-        problems = [_problem(path, one) for one in found[:_MOST_PROBLEMS]]
-        if len(found) > _MOST_PROBLEMS:
-            problems.append(errors.Problem(str(path), f'and {len(found) - _MOST_PROBLEMS} more'))
-        raise errors.ScheduleError(problems) from error
+    return _whole(path, read_json(path, Record, _MOST_BYTES, 'the record of a bench', EXPECTED))
 
 
 def _whole(path: Path, record: Record) -> Record:
@@ -224,19 +208,6 @@ def _whole(path: Path, record: Record) -> Record:
     if record.compute == 'real' and missing:
         raise errors.ScheduleError([errors.Problem(str(path), f'tables.{name}: no rows', EXPECTED) for name in missing])
     return record
-
-
-def _adapter() -> TypeAdapter[Record]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(Record)
-
-
-def _problem(path: Path, error: ErrorDetails) -> errors.Problem:
-    """What pydantic found, in our words; a file that is no JSON has one error and no place."""
-    place = '.'.join(str(part) for part in error['loc'])
-    what = error['msg'][0].lower() + error['msg'][1:]
-    return errors.Problem(str(path), f'{place}: {what}' if place else what, EXPECTED)
 
 
 # Tables of a profile: rows of a record with one key become one line, with its grade and what is wrong with it.

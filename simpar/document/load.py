@@ -6,7 +6,7 @@ import difflib
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from simpar.document.tree import Tree
-from simpar.errors import Key, Problem, dotted, refuse
-from simpar.files import read_csv
+from simpar.errors import Key, Problem, ScheduleError, dotted, refuse
+from simpar.files import read_csv, read_regular
 from simpar.units import EXAMPLES, UNITS, parse
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Terms:
 
 _NEAR: Final = 0.72
 """Share of letters that a misspelt word has in common with the right one, by difflib: copys and copies have 0.727."""
+_MOST_IN_JSON: Final = 12
 MOST_ERRORS: Final = 1000
 """More than these are not told one by one, so that a file full of nonsense is refused at once."""
 
@@ -270,6 +271,41 @@ def _new_adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(_new_adapter)
+
+
+def read_json(path: Path, kind: type[T], most: int, called: str, instead: str) -> T:
+    """The value of a JSON file that simpar has written.
+
+    Arguments: ``most``, bytes that it may have; what such a file is ``called``; ``instead``, what to do about another.
+    Raises ``ScheduleError`` with what is wrong, one screen of it.
+    """
+    from pydantic import ValidationError
+
+    try:
+        # Strict: a time that is a text is a broken file, not a number to be guessed.
+        value: T = adapter(kind).validate_json(read_regular(path, most), strict=True)
+    except OSError as error:
+        raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}', 'check the path')) from error
+    except ValidationError as error:
+        # The input may be a whole table, which would fill the screen.
+        raise ScheduleError([*_in_json(path, error.errors(include_url=False), called, instead)]) from error
+    return value
+
+
+def _in_json(path: Path, wrong: Sequence[Any], called: str, instead: str) -> Iterator[Problem]:
+    # Of another file every field would be missing, and none of them is what is wrong.
+    another = next((one for one in wrong if one['loc'] == ('format',) or one['type'] == 'json_invalid'), None)
+    if another is not None:
+        named = another['type'] not in ('missing', 'json_invalid')
+        got = f' (its format is {str(another["input"])[:60]!r})' if named else ''
+        yield Problem(str(path), f'is not {called}{got}', instead)
+        return
+    for one in wrong[:_MOST_IN_JSON]:
+        # It continues a sentence of ours.
+        what = one['msg'][0].lower() + one['msg'][1:]
+        yield Problem(str(path), f'{".".join(map(str, one["loc"]))}: {what}', instead)
+    if len(wrong) > _MOST_IN_JSON:
+        yield Problem(str(path), f'and {len(wrong) - _MOST_IN_JSON} more')
 
 
 _SI = {'time': 's', 'size': 'B', 'rate': 'B/s', 'flops': 'FLOP/s'}
