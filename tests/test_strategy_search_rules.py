@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.errors import Infeasible, ScheduleError
-from simpar.layout import Axis, TensorLayout, merged, redistribute
+from simpar.layout import Axis, TensorLayout, redistribute
 from simpar.model.operators.pointwise import Elementwise
 from simpar.strategy_search import GraphBuilder, exact
 from simpar.strategy_search.objective import redistribution_bytes, rule, split_of
@@ -111,17 +111,3 @@ def test_redistribution_moves_what_the_cheapest_sequence_moves(pair):
     shape = (64,) * len(source)
     theirs = redistribute(shape, *ends).elements
     assert redistribution_bytes(source, target, shape, itemsize=1) == pytest.approx(float(theirs), rel=1e-12)
-
-
-@draws(80)
-@given(layouts())
-def test_without_all_to_all_redistribution_moves_what_whole_axes_move(pair):
-    bits, *ends = pair
-    shape = (64,) * len(ends[0])
-    whole = [
-        TensorLayout(2**bits, tuple(merged(Axis(2, 2 ** (bits - 1 - bit)) for bit in dim) for dim in layout))
-        for layout in ends
-    ]
-    theirs = redistribute(shape, *whole, all_to_all=False).elements
-    ours = redistribution_bytes(*ends, shape, itemsize=1, all_to_all=False)
-    assert ours == pytest.approx(float(theirs), rel=1e-12)
