@@ -168,8 +168,8 @@ def _walk(rule: Any, case: Any, walk: Any, rows: Array, bound: float) -> float:
         size = _push(heap, place, size, 0.0, rank)
     longest = -np.inf
     while size:
-        now, rank = heap[0], place[0]
-        size = _pop(heap, place, size)
+        size = _first_behind(heap, place, size)
+        now, rank = heap[size], place[size]
         at = done[0, rank] + done[1, rank] + done[2, rank]
         # A rank may be in the heap several times; only an entry at or behind its last work counts.
         if now < clock[0, rank] or at >= actions:
@@ -273,37 +273,21 @@ def _fills(gap: float, level: bool, case: Any, walk: Any, rank: int, idle: float
 
 @part
 def _push(heap: Array, place: Array, size: int, time: float, rank: int) -> int:
-    """Put a rank on the heap; of equal times the last rank is first, as gradients come from there."""
-    at = size
-    while at > 0:
-        above = (at - 1) // 2
-        if heap[above] < time or (heap[above] == time and place[above] >= rank):
-            break
-        heap[at], place[at] = heap[above], place[above]
-        at = above
-    heap[at], place[at] = time, rank
+    """Note that a rank may go on at a time."""
+    heap[size], place[size] = time, rank
     return size + 1
 
 
 @part
-def _pop(heap: Array, place: Array, size: int) -> int:
-    """Take the first entry off the heap."""
-    size -= 1
-    time, rank = heap[size], place[size]
-    at = 0
-    while True:
-        below = 2 * at + 1
-        if below >= size:
-            break
-        right = below + 1
-        if right < size and (heap[right] < heap[below] or (heap[right] == heap[below] and place[right] > place[below])):
-            below = right
-        if time < heap[below] or (time == heap[below] and rank >= place[below]):
-            break
-        heap[at], place[at] = heap[below], place[below]
-        at = below
-    heap[at], place[at] = time, rank
-    return size
+def _first_behind(heap: Array, place: Array, size: int) -> int:
+    """Put the first entry behind all others; of equal times the last rank is first, as gradients come from there."""
+    first, last = 0, size - 1
+    for at in range(1, size):
+        if heap[at] < heap[first] or (heap[at] == heap[first] and place[at] > place[first]):
+            first = at
+    heap[first], heap[last] = heap[last], heap[first]
+    place[first], place[last] = place[last], place[first]
+    return last
 
 
 @kernel
