@@ -34,7 +34,7 @@ from simpar.schedule import Schedule, contents, load_rows, load_schedule
 from simpar.session import Session
 from simpar.sweep.answer import Outcome
 from simpar.sweep.journal import FILES, Wanted, content_key, identity, places
-from simpar.sweep.run import Note, Way, cores, predict_all, rare_collections
+from simpar.sweep.run import Note, Way, cores, predict_all
 from simpar.throughput import Budget, parse_budget, training_run
 
 Tell = Callable[[Answer], None]
@@ -81,7 +81,7 @@ class Planning:
         )
 
         judge = Judge(self.space, case.cluster_of(self.schedule))
-        with rare_collections(), workers(self.space, judge, cores() if jobs is None else jobs) as those:
+        with workers(self.space, judge, cores() if jobs is None else jobs) as those:
             place = self.space.place(self.schedule.plan)
             own = self._own(place, way)
             if note:

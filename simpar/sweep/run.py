@@ -161,8 +161,6 @@ Note = Callable[[str], None]
 """Is told what the user should know beforehand."""
 _START: Final = 0.5
 """Seconds until processes are ready; measured on two cores."""
-_GARBAGE: Final = 100_000
-"""Objects made before garbage is looked for."""
 _LONG: Final = 5.0
 """Seconds of a first row that cannot be for what is done but once."""
 
@@ -194,7 +192,6 @@ def predict_all(schedules: Sequence[Schedule], way: Way, wanted: Sequence[Wanted
     """
     done: dict[Place, Outcome] = {}
     with ExitStack() as stack:
-        stack.enter_context(rare_collections())
         rows = stack.enter_context(Journal(way.journal)) if way.journal else None
         if rows is not None:
             kept = rows.take(wanted)
@@ -212,22 +209,6 @@ def predict_all(schedules: Sequence[Schedule], way: Way, wanted: Sequence[Wanted
             if way.progress:
                 way.progress(len(done), len(schedules))
     return [done[place] for place in range(len(schedules))]
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Let garbage be looked for rarely: rows make many objects that live long, and little garbage in circles."""
-    before = gc.get_threshold()
-    gc.set_threshold(max(before[0], _GARBAGE), *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        # What has been made counts as old now, or all of it would be looked through at once. Who froze objects keeps
-        # them frozen.
-        if not gc.get_freeze_count():
-            gc.freeze()
-            gc.unfreeze()
 
 
 def _tell_of(journal: Journal, taken: int, way: Way) -> None:
