@@ -30,10 +30,8 @@ from simpar.trace_files import SavedRank, SavedSlot, SavedTrace, to_saved, to_tr
 from simpar.units import format_time
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 FORMAT: Final = 'simpar comparison 1'
 _WORST: Final = 5
@@ -224,16 +222,8 @@ def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
         'phases': {name: _pair_json(pair) for name, pair in comparison.phases.items()},
         'op_classes': {name: _pair_json(pair) for name, pair in comparison.op_classes.items()},
         'worst': [
-            {
-                'op': op.op,
-                'rank': op.rank,
-                'stream': op.stream,
-                'difference': op.difference,
-                'why': op.why,
-                'pause': _pair_json(op.pause),
-                'wait': _pair_json(op.wait),
-                'run': _pair_json(op.run),
-            }
+            {name: getattr(op, name) for name in ('op', 'rank', 'stream', 'difference', 'why')}
+            | {part: _pair_json(getattr(op, part)) for part in ('pause', 'wait', 'run')}
             for op in comparison.worst
         ],
     }

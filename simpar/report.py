@@ -411,12 +411,7 @@ def _window(window: metrics.StepMetrics) -> dict[str, Any]:
     """Means over the ranks, and every rank that differs."""
     return {
         'seconds': window.step,
-        'compute': window.compute,
-        'communication': window.communication,
-        'exposed': window.exposed,
-        'idle': window.idle,
-        'host': window.host,
-        'bubble': window.bubble,
+        **{name: getattr(window, name) for name in ('compute', 'communication', 'exposed', 'idle', 'host', 'bubble')},
         'overlap': _finite(window.overlap),
         'exposed_by': _exposed_by(window),
         'ranks': [_rank(rank) for rank in window.ranks],
@@ -427,18 +422,11 @@ def _rank(rank: metrics.RankMetrics) -> dict[str, Any]:
     return {
         'rank': rank.rank,
         'stands_for': rank.ranks,
-        'compute': rank.compute,
-        'communication': rank.communication,
-        'exposed': rank.exposed,
-        'idle': rank.idle,
-        'bubble': rank.bubble,
+        **{name: getattr(rank, name) for name in ('compute', 'communication', 'exposed', 'idle', 'bubble')},
         'overlap': _finite(rank.overlap),
         'phases': rank.phases,
         'exposed_by': rank.exposed_by,
-        'streams': [
-            {'stream': s.stream, 'busy': s.busy, 'waiting': s.waiting, 'idle': s.idle, 'ops': s.ops}
-            for s in rank.streams
-        ],
+        'streams': [asdict(stream) for stream in rank.streams],
     }
 
 
