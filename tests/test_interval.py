@@ -157,7 +157,8 @@ def test_steps_of_several_others_on_a_device_and_bound_tell_of_a_framework_and_t
     other = [replace_set(pair(f'n{n}', 1.2, 'deepspeed'), 'other') for n in range(3)]
     third = [replace(replace_set(pair(f'o{n}', 1.5, 'domino'), 'third'), device='H100 SXM') for n in range(3)]
     several, one = (
-        spread_for(spreads_of(rows), 'nobody', 'A100 SXM', DEVICE) for rows in (mine + other + third, mine + third)
+        intervals.spread_for(spreads_of(rows), 'nobody', 'A100 SXM', intervals.DEVICE)
+        for rows in (mine + other + third, mine + third)
     )
     assert (several.step, several.lacking) == (pytest.approx(math.log(1.2)), ('framework',))
     assert several.words == '6 published steps of 6 models (deepspeed, torch-fsdp) on A100 SXM, bound by the device'
