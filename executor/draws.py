@@ -7,7 +7,7 @@ import argparse
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -73,6 +73,8 @@ def in_sequence(index: torch.Tensor, sequence: int, ranks: int) -> torch.Tensor:
 # Tensors that a torch module has: its weights and constants, by their names in programs.
 
 VARIABLE: Final = 'SIMPAR_GIVEN'
+OWN: Final = 'SIMPAR_OWN_OPS'
+"""Names operators beside aten's that a module may call, behind the function whose package has them."""
 
 
 @lru_cache(maxsize=1)
@@ -95,13 +97,33 @@ def given(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor
     return found.detach().to(dtype)
 
 
-def keep(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Give this process and those that it starts these tensors, until it ends."""
+def keep(tensors: Mapping[str, torch.Tensor], own: str = '') -> None:
+    """Give this process and those that it starts these tensors, and operators of one's own, until it ends."""
+    os.environ[OWN] = own
     folder = Path(tempfile.mkdtemp(prefix='simpar-module-'))
     files.remove_at_the_end(folder)
     known = _module_tensors(os.environ.get(VARIABLE, ''))
     torch.save({**known, **tensors}, folder / 'given.pt')
     os.environ[VARIABLE] = str(folder / 'given.pt')
+
+
+def own_operator(target: str, own: str) -> Callable[..., torch.Tensor]:
+    """An operator of the user's own, which its package defines in every process that imports it.
+
+    Arguments: ``own``, what ``OWN`` of the environment says. Raises ``ProgramError`` for one that it does not name.
+    """
+    from simpar.torch_module.from_module import HERE, function_of
+
+    reference, *names = own.split() or [HERE]
+    full, _, overload = target.partition('.')
+    if full not in names:
+        what = f'{full} is no operator of aten; say its kind: --op {full}=pointwise, beside --module'
+        raise errors.ProgramError(what)
+    if reference != HERE:
+        function_of(reference)
+    library, _, name = full.partition('::')
+    found: Callable[..., torch.Tensor] = getattr(getattr(getattr(torch.ops, library), name), overload or 'default')
+    return found
 
 
 def module_of(options: argparse.Namespace) -> str:
@@ -111,8 +133,8 @@ def module_of(options: argparse.Namespace) -> str:
     # Exporting imports much of torch, which others do without.
     from simpar.torch_module.from_module import imported
 
-    found = imported(options.module, options.seed)
-    keep(found.weights)
+    found = imported(options.module, options.seed, options.op)
+    keep(found.weights, found.own)
     return found.graph
 
 

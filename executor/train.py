@@ -247,7 +247,7 @@ def train(
     if steps < 1 or every < 1:
         raise ScheduleError(Problem('steps' if steps < 1 else 'every', f'is {min(steps, every)}', 'write at least 1'))
     if module is not None:
-        draws.keep(module.weights)
+        draws.keep(module.weights, module.own)
     case = _case(file, overrides, module)
     program = case.program
     root = None if checkpoint is None else Path(checkpoint)

@@ -123,8 +123,10 @@ def of_data_ranks(framework, seed):
     if framework == 'deepspeed' and zero == 3:
         plan |= {'shard_threshold': '8 KB', 'prefetch': dice.choice((0, 1))}
     sizes = {'layers': 2, 'hidden': 64, 'heads': 4, 'vocab': 128, 'sequence': 32}
+    # Without shards Accelerate's weights and gradients are of 32 bits, under autocast.
+    sums = 'fp32' if framework == 'accelerate' and not zero else 'bf16'
     work = {
-        'transformer': sizes, 'batch': 16 * plan['micro_batches'], 'precision': 'bf16', 'gradients': 'bf16',
+        'transformer': sizes, 'batch': 16 * plan['micro_batches'], 'precision': 'bf16', 'gradients': sums,
         'clip_norm': 0.0, 'optimizer': {'adamw': {'master_weights': True}},
     }  # fmt: skip
     stack = 'deepspeed' if framework == 'deepspeed' else 'torch-fsdp'

@@ -184,7 +184,8 @@ def deviation(case: ModuleCase, found, plan: Plan, ranks: int, seed: int = 0) ->
     with pytest.MonkeyPatch.context() as patch:
         # Programs that follow find no tensors of this module.
         patch.setenv('SIMPAR_GIVEN', '')
-        keep(found.weights)
+        patch.setenv('SIMPAR_OWN_OPS', '')
+        keep(found.weights, found.own)
         result = InProcess(program, seed).run(1)
     loss, wanted = own_autograd(case, found.model, seed)
     gradients = module_tensors({name.removeprefix('d:'): of for name, of in result.gradients.items()})

@@ -4,11 +4,13 @@
                                                              words of their framework; their plan must not touch them
     python -m tests.prove_round_trip drawn FRAMEWORK N M     drawn plans N to M of a framework, or of all
 
-What came back is judged by all keys of the schedule, and a drawn plan by its program, too. Printed are files that come
-back the same, those of which export lists what the framework cannot say, and those that come back otherwise without a
-word, of which there must be none; -v names the keys.
+What came back is judged by all keys of the schedule, and a drawn plan by its program, too: where export lists keys, by
+that of the rest. Printed are files that come back the same, those of which export lists what the framework cannot say,
+and those that come back otherwise without a word, of which there must be none; -v names the keys. Of drawn plans it is
+printed how many have each further key, for there must be some.
 """
 
+import json
 import sys
 import tempfile
 from collections import Counter
@@ -18,12 +20,12 @@ from pathlib import Path
 
 from simpar.case import case_of
 from simpar.errors import ScheduleError
-from simpar.exporting.export import TARGETS, Export, different, export, framework_defaults, reimported
+from simpar.exporting.export import TARGETS, Export, Unsaid, different, export, framework_defaults, reimported
 from simpar.exporting.onto import onto
 from simpar.exporting.settings import Values, values_of
 from simpar.importing.mapping import schedule_text
 from simpar.importing.mindspore_lines import plan_of
-from simpar.schedule import Schedule, load_schedule
+from simpar.schedule import Schedule, load_schedule, written
 from tests.field_score import files, made_of
 
 FRAMEWORK = {'MindSpeed-LLM': 'mindspeed', 'MindFormers': 'mindformers'}
@@ -32,12 +34,13 @@ FRAMEWORK = {'MindSpeed-LLM': 'mindspeed', 'MindFormers': 'mindformers'}
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule that goes out in the words of a framework; ``file``, the one that it was read of."""
+    """A schedule that goes out in the words of a framework: read of a ``file``, or ``drawn`` so."""
 
     launcher: str
     framework: str
     schedule: Schedule
     file: Path | None = None
+    drawn: str = ''
 
 
 def returned(plan: Plan) -> tuple[str, list[str]]:
@@ -50,19 +53,24 @@ def returned(plan: Plan) -> tuple[str, list[str]]:
     )
     listed = {one.key for one in made.unsaid}
     kind = 'the same' if not keys else 'listed' if set(keys) <= listed else 'SILENT'
-    if kind == 'the same' and plan.file is None and case_of(plan.schedule).program.hash != case_of(again).program.hash:
-        return 'SILENT', ['the program']
+    if plan.file is None and kind != 'SILENT' and (kind == 'the same' or target.source is not None):
+        rest = _again(plan, made, _said_beside(plan.schedule, made.unsaid))
+        if case_of(plan.schedule).program.hash != case_of(rest).program.hash:
+            return 'SILENT', ['the program']
     if kind == 'the same' and plan.file is not None and (edited := _touched(plan)):
         return 'TOUCHED', edited
     return kind, [key for key in keys if kind == 'listed' or key not in listed]
 
 
-def _again(plan: Plan, made: Export) -> Schedule:
-    """The schedule that comes back. Lines of MindSpore have a plan alone, which stands in the place of the first."""
+def _again(plan: Plan, made: Export, beside: Iterable[str] = ()) -> Schedule:
+    """The schedule that comes back. Lines of MindSpore have a plan alone, which stands in the place of the first.
+
+    Arguments: ``beside``, overrides of what a file says.
+    """
     target, values = TARGETS[plan.framework], values_of(plan.schedule)
     if target.source is not None:
         back = reimported(target, made.text, values, made.beside)
-        return load_schedule(schedule_text(back, f'{plan.framework}{target.suffix}'))
+        return load_schedule(schedule_text(back, f'{plan.framework}{target.suffix}'), list(beside))
     with tempfile.TemporaryDirectory() as folder:
         for name, text in made.beside.items():
             (Path(folder) / name).write_text(text, encoding='utf-8')
@@ -73,6 +81,15 @@ def _again(plan: Plan, made: Export) -> Schedule:
     said = {key.removeprefix('plan.'): value for key, value in {**usual, **keys}.items() if value is not None}
     tree = {'simpar': 1, 'cluster': {'profile': 'ascend910a-8'}, 'workload': {'network': network, 'batch': 2**20}}
     return replace(plan.schedule, plan=load_schedule({**tree, 'plan': said, 'against': {}}).plan)
+
+
+def _said_beside(schedule: Schedule, unsaid: Iterable[Unsaid]) -> Iterator[str]:
+    """What the framework cannot say, as overrides of what it says."""
+    for one in unsaid:
+        if not one.key.startswith('workload.optimizer'):
+            yield f'{one.key}={json.dumps(one.value)}'
+    if any(one.key.startswith('workload.optimizer') for one in unsaid):
+        yield f'workload.optimizer={json.dumps(written(schedule)["workload"]["optimizer"])}'
 
 
 def _touched(plan: Plan) -> list[str]:
@@ -109,22 +126,29 @@ def of_field(folder: Path, rows: Iterable[dict]) -> Iterator[Plan]:
             print(f'{row["path"]}: {str(error)[:200]}')
 
 
-def of_draws(framework: str, first: int, last: int) -> Iterator[Plan]:
-    """Drawn plans of a framework that says all of them."""
+def of_draws(framework: str, first: int, last: int, further: dict[str, Counter[str]]) -> Iterator[Plan]:
+    """Drawn plans of a framework, with further keys. Arguments: ``further``, is filled: how many plans have each."""
     sys.path.insert(0, str(Path(__file__).parent))
+    from drawn_further import OPTIONS, with_further
     from drawn_plans import DRAWN
 
-    names = list(DRAWN) if framework == 'all' else [framework]
-    return (Plan(name, name, load_schedule(DRAWN[name](seed))) for name in names for seed in range(first, last))
+    for name in list(DRAWN) if framework == 'all' else [framework]:
+        counts = further.setdefault(name, Counter({key: 0 for keys, _ in OPTIONS.get(name, ()) for key in keys}))
+        for seed in range(first, last):
+            tree, taken = with_further(name, DRAWN[name](seed), seed)
+            counts.update(key for keys in taken for key in keys)
+            drawn = f'seed {seed}, {" and ".join(", ".join(keys) for keys in taken)}'
+            yield Plan(name, name, load_schedule(tree), drawn=drawn)
 
 
 def main(words: list[str]) -> int:
     """Prints a line for each launcher, and with -v each file that is not the same."""
     named = [word for word in words[1:] if word != '-v']
     counts: dict[str, Counter[str]] = {}
+    further: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         if words[0] == 'drawn':
-            chosen = of_draws(named[0], *map(int, named[1:3]))
+            chosen = of_draws(named[0], int(named[1]), int(named[2]), further)
         else:
             rows = [row for row in files() if not named or row['launcher'] == named[0]]
             chosen = of_field(Path(folder), rows[slice(*map(int, named[1:3]))] if named[1:] else rows)
@@ -135,10 +159,12 @@ def main(words: list[str]) -> int:
                 kind, keys = 'refused', [str(error)[:160]]
             counts.setdefault(plan.launcher, Counter())[kind] += 1
             if keys and '-v' in words:
-                place = plan.file.name if plan.file else plan.schedule.where()
+                place = plan.file.name if plan.file else plan.drawn
                 print(f'{plan.launcher}: {place}: {kind}: {", ".join(keys)}', flush=True)
     for launcher, kinds in counts.items():
         print(f'{launcher}: ' + ', '.join(f'{kind} {count}' for kind, count in sorted(kinds.items())))
+    for name, kinds in further.items():
+        print(f'{name}, further keys: ' + ', '.join(f'{key} {count}' for key, count in sorted(kinds.items())))
     return int(any(kinds['SILENT'] or kinds['TOUCHED'] or kinds['refused'] for kinds in counts.values()))
 
 

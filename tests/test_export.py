@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from drawn_further import OPTIONS, with_further
 from drawn_plans import DRAWN
 from every import some
 from launch_sources import FOLDER, SOURCES, given_beside, model_beside
@@ -21,6 +22,7 @@ from simpar.exporting.settings import plain, values_of
 from simpar.importing.mapping import schedule_text
 from simpar.importing.read import imported
 from simpar.schedule import load_schedule
+from tests.prove_round_trip import Plan, returned
 
 ARGUMENTS = Path(__file__).parent / 'recorded' / 'megatron_arguments.csv'
 """Facts of NVIDIA/Megatron-LM d98e8a64dd: names, types, choices and counts of words of all its arguments."""
@@ -50,6 +52,19 @@ def test_a_drawn_plan_of_megatron_comes_back_as_the_same_program(seed):
     # The kind of program, not our own list of what is said, is the judge.
     assert mine.program.hash == other.program.hash
     assert read_by_its_arguments(made) is not None
+
+
+MOST_SEEDS = 60
+FURTHER = [(name, place) for name, options in OPTIONS.items() for place in range(len(options))]
+
+
+@pytest.mark.parametrize(('framework', 'place'), some(FURTHER))
+def test_each_further_key_goes_out_and_comes_back_or_is_listed(framework, place):
+    count = len(OPTIONS[framework])
+    seeds = range(place, MOST_SEEDS * count, count)
+    drawn = (with_further(framework, DRAWN[framework](seed), seed) for seed in seeds)
+    tree = next(tree for tree, taken in drawn if OPTIONS[framework][place][0] in taken)
+    assert returned(Plan(framework, framework, load_schedule(tree)))[0] in ('the same', 'listed')
 
 
 def read_by_its_arguments(made):

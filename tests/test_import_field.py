@@ -265,3 +265,88 @@ def test_a_name_in_the_words_of_mindspeed_says_the_accelerator(tmp_path, name, p
     made = made_of(tmp_path, name, f'{ASCEND} --use-flash-attn')
     assert made.values['cluster.profile'] == profile
     assert ('the name of the file says A5' in made.assumed[0]) is (profile == 'ascend950-8')
+
+
+FACTORY = 'stage: sft\nfinetuning_type: lora\nbf16: true\ncutoff_len: 64\ndevices: 8\nper_device_train_batch_size: 1\n'
+ADAPTED = {
+    # Settings of LLaMA-Factory: rank, scale and products of adapters, and what is told not to be modelled.
+    'lora_rank: 16\nlora_target: o_proj,down_proj': ((16, 2.0, ['proj', 'fc2']), ''),
+    'lora_alpha: 4\nlora_target: [o_proj]': ((8, 0.5, ['proj']), ''),
+    'lora_rank: 16\nlora_alpha: 16\nuse_rslora: true\nlora_target: q_proj, k_proj, v_proj': (
+        (16, 4.0, ['qkv']), 'q_proj, k_proj, v_proj have an adapter each',
+    ),
+    'lora_target: all': (
+        (8, 2.0, ['qkv', 'proj', 'fc1', 'fc2']), 'q_proj, k_proj, v_proj and gate_proj, up_proj have an adapter each',
+    ),
+    '': ((8, 2.0, ['qkv', 'proj', 'fc1', 'fc2']), 'have an adapter each'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('text', ADAPTED)
+def test_adapters_of_llama_factory_stand_beside_the_model(text, tmp_path):
+    (rank, scale, of), gap = ADAPTED[text]
+    (tmp_path / 'a.yaml').write_text(f'{FACTORY}{text}\n')
+    made = imported(tmp_path / 'a.yaml', given={}, model=str(MODEL))
+    keys = ('workload.lora.rank', 'workload.lora.scale', 'workload.lora.of', 'workload.gradients')
+    # What is trained is kept in fp32 and summed by torch, without DeepSpeed.
+    assert tuple(made.values.get(key) for key in keys) == (rank, scale, of, 'fp32')
+    assert made.values['plan.reduce_gradients'] == 'overlapped'
+    assert gap in str(made.values.get('gaps', ''))
+    assert bool(gap) is ('gaps' in made.values)
+    lora = load_schedule(schedule_text(made, 'a.yaml')).workload.model.lora
+    assert (lora.rank, lora.scale, list(lora.of)) == (rank, scale, of)
+
+
+@pytest.mark.parametrize(('model', 'apart'), [('phi_3_mini_4k', False), ('phi_2', True)])
+def test_which_modules_are_one_product_hangs_on_the_model(model, apart, tmp_path):
+    (tmp_path / 'a.yaml').write_text(f'{FACTORY}lora_target: all\n')
+    made = imported(tmp_path / 'a.yaml', given={}, model=f'tests/configs/{model}.json')
+    assert ('gaps' in made.values) is apart
+    assert 'gate_proj' not in str(made.values.get('gaps', ''))
+
+
+NOT_ADAPTED = {
+    'lora_target: q_proj,v_proj': ('', '--set lora_target=q_proj,v_proj,k_proj'),
+    'lora_target: gate_proj': ('', 'without up_proj'),
+    'lora_target: lm_head': ('', 'adapters of lm_head; known are q_proj'),
+    'lora_rank: 0': ('', 'no rank (got 0)'),
+    'use_dora: true': ('', '--set use_dora=false'),
+    'additional_target: embed_tokens': ('', 'another kind'),
+    'adapter_name_or_path: saves/x': ('', 'a rank and modules of its own'),
+    'lora_target: all': ('mixtral_8x7b', 'adapters of experts; --set lora_target=q_proj,k_proj,v_proj,o_proj'),
+    'lora_target: o_proj': ('deepseek_v2_lite', 'adapters of latent attention'),
+    'lora_target:  all': ('gpt2', 'all: no module of a GPT-2'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('text', NOT_ADAPTED)
+def test_adapters_of_another_meaning_are_refused_by_name(text, tmp_path):
+    model, told = NOT_ADAPTED[text]
+    (tmp_path / 'a.yaml').write_text(f'{FACTORY}{text}\n')
+    with pytest.raises(ScheduleError) as error:
+        imported(tmp_path / 'a.yaml', given={}, model=f'tests/configs/{model}.json' if model else str(MODEL))
+    assert told in str(error.value).replace('\n    ', ' ')
+
+
+def test_settings_of_adapters_have_no_effect_without_these(tmp_path):
+    (tmp_path / 'a.yaml').write_text(f'{FACTORY.replace("lora", "full")}lora_rank: 8\nlora_target: all\n')
+    made = imported(tmp_path / 'a.yaml', given={}, model=str(MODEL))
+    assert not [key for key in made.values if 'lora' in key or key == 'gaps']
+
+
+def test_adapters_that_a_plan_cannot_shard_are_told_by_the_import(tmp_path, capsys):
+    (tmp_path / 'a.yaml').write_text(f'{FACTORY}deepspeed: ds_z3_config.json\nlora_target: o_proj\n')
+    assert cli.main(['import', str(tmp_path / 'a.yaml'), '--model', str(MODEL)]) == 2
+    assert 'not yet beside workload.transformer.lora' in capsys.readouterr().err
+
+
+def test_adapters_of_a_script_stand_beside_the_model_that_is_given(tmp_path):
+    text = f'{ASCEND} --lora-target-modules linear_qkv --lora-r 8 --lora-alpha 16'
+    (tmp_path / 'a.sh').write_text(text)
+    made = imported(tmp_path / 'a.sh', given={}, model=str(MODEL))
+    assert (made.values['workload.lora.of'], made.values['workload.lora.scale']) == (['qkv'], 2.0)
+
+
+def test_attention_and_states_that_both_wait_on_the_host_are_both_said(tmp_path):
+    made = made_of(tmp_path, 'a.sh', f'{ASCEND} --use-flash-attn --swap-attention --swap-optimizer')
+    assert made.values['plan.offload'] == ['attention', 'optimizer']

@@ -104,6 +104,29 @@ def test_mixtures_of_transformers_are_refused_at_their_lines(family):
     assert any('is no operator of aten' in problem.what for problem in error.value.problems)
 
 
+class Gated(Base):
+    def forward(self, x):
+        return self.second(twice(self.first(x)))
+
+
+twice.register_autograd(lambda context, dy: dy * 2)
+
+
+def gated():
+    return Gated(), torch.randn(4, 8)
+
+
+@pytest.mark.parametrize(('words', 'told'), [
+    (['refused::twice'], 'no operator of your own with its kind'),
+    (['refused::twice=rowwise'], 'kinds are pointwise, rows, samples'),
+    (['aten::sort=rows'], 'no operator of your own'),
+    (['refused::twice=rows', 'lab::gate=rows'], 'the module does not call lab::gate'),
+])  # fmt: skip
+def test_the_kind_of_an_own_operator_is_checked(words, told):
+    with pytest.raises(ScheduleError, match=told):
+        from_module(*gated(), ops=words)
+
+
 OWN = """\
 import dataclasses
 import inspect

@@ -1,6 +1,7 @@
 """Calls of aten as torch.export gives them; their derivatives are torch's, of the call made again."""
 
 import json
+import os
 from collections.abc import Callable
 from functools import lru_cache
 from math import prod
@@ -8,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from executor.draws import OWN, own_operator
 from executor.kernels.context import Context, Kernel
 from simpar.errors import ProgramError
 from simpar.program import OpClass
@@ -49,7 +51,13 @@ def backward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[t
     # made known late, the device.
     with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
         y = _run(op, reads, held, numbers(op.attributes['shape']), prod(reads[0].shape[:1]))
-        found = torch.autograd.grad(y, wanted, dy.reshape(y.shape).to(y.dtype), allow_unused=True)
+        try:
+            found = torch.autograd.grad(y, wanted, dy.reshape(y.shape).to(y.dtype), allow_unused=True)
+        except RuntimeError as error:
+            if '::' not in str(op.attributes['calls']):
+                raise
+            what = 'an operator of your own has no derivative: torch.library.register_autograd'
+            raise ProgramError(f'{op.name}: {what} ({str(error)[:120]})') from error
     return [torch.zeros_like(one) if d is None else d for one, d in zip(wanted, found, strict=True)]
 
 
@@ -85,7 +93,8 @@ def _run(op: OpClass, reads: list[torch.Tensor], held: list[torch.Tensor], shape
         return {'read': reads, 'held': held, 'call': results}[kind][which]
 
     for target, arguments, named in _calls(str(op.attributes['calls'])):
-        results.append(_called(target)(*map(value, arguments), **{key: value(of) for key, of in named.items()}))
+        own = os.environ.get(OWN, '') if '::' in target else ''
+        results.append(_called(target, own)(*map(value, arguments), **{key: value(of) for key, of in named.items()}))
     return results[-1]
 
 
@@ -95,8 +104,10 @@ def _calls(text: str) -> list[tuple[str, list[Any], dict[str, Any]]]:
 
 
 @lru_cache(maxsize=512)
-def _called(target: str) -> Callable[..., torch.Tensor]:
-    """The function of aten; only those of the table, whatever a text says."""
+def _called(target: str, own: str) -> Callable[..., torch.Tensor]:
+    """The function of aten; only those of the table, and of ``own`` ones those of --op, whatever a text says."""
+    if '::' in target:
+        return own_operator(target, own)
     name, _, overload = target.partition('.')
     if name not in TABLE and name not in _BESIDE:
         raise ProgramError(f'aten.{name} is no operator of the table of modules')

@@ -1,6 +1,7 @@
 """The unsharded network and the unsharded torch module, for autograd."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
@@ -8,7 +9,7 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 from torch.nn import functional
 
-from executor.draws import dropout_mask, given
+from executor.draws import OWN, dropout_mask, given, own_operator
 from simpar import model as operators
 from simpar.model import Operator
 from simpar.model.model import FromModule
@@ -243,7 +244,10 @@ def _called(operator: TorchCall, parameters: Parameters, reads: list[torch.Tenso
 
     for target, arguments, named in json.loads(spec.calls):
         name, _, overload = target.partition('.')
-        function = getattr(getattr(torch.ops.aten, name), overload or 'default')
+        if '::' in name:
+            function = own_operator(target, os.environ.get(OWN, ''))
+        else:
+            function = getattr(getattr(torch.ops.aten, name), overload or 'default')
         made.append(function(*map(value, arguments), **{key: value(of) for key, of in named.items()}))
     return made[-1]
 

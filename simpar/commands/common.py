@@ -96,16 +96,20 @@ def most_seconds(schedule: Schedule) -> float:
 def graph_of(options: argparse.Namespace) -> str:
     """The graph of the module that the flag names; empty: there is no flag."""
     if not options.module:
+        if options.op:
+            what = 'says the kind of an operator of a module, and there is none'
+            raise errors.ScheduleError(errors.Problem('--op', what, 'write --module PKG:FUNCTION too'))
         return ''
     # Torch takes seconds, so nothing of it is imported without the flag.
     from simpar.torch_module.from_module import imported
 
-    return imported(options.module).model.graph_text
+    return imported(options.module, ops=options.op).model.graph_text
 
 
 def executor_flags(options: argparse.Namespace) -> list[str]:
     """Flags that the executor has, too, as it takes them."""
     module = ['--module', options.module] if options.module else []
+    module += [word for own in options.op for word in ('--op', own)]
     return [*module, *(word for limit in options.limit for word in ('--limit', limit))]
 
 

@@ -33,7 +33,8 @@ def _numbers(values: Values) -> Iterator[Said]:
     kind, sums = values.work('precision', 'fp32'), values.work('gradients', None)
     if kind in ('bf16', 'fp16'):
         yield Said(f'{kind}.enabled', True, ('workload.precision', f'{_A}.master_weights'))
-        yield Said('data_types.grad_accum_dtype', sums or kind, ('workload.gradients',))
+        for name in ('data_types.grad_accum_dtype', 'communication_data_type'):
+            yield Said(name, sums or kind, ('workload.gradients',))
     if kind == 'fp16':
         yield Said('fp16.loss_scale', plain(values.work('loss_scale', 1)), ('workload.loss_scale',))
 
@@ -113,8 +114,15 @@ def accelerate_keys(values: Values) -> list[Said]:
         said.append(Said(f'{own}.gradient_accumulation_steps', values.plan('micro_batches'), ('plan.micro_batches',)))
         said.append(Said(f'{own}.gradient_clipping', plain(values.work('clip_norm')), ('workload.clip_norm',)))
     if stage > 1:
-        said.append(Said('fsdp_config.fsdp_version', 2, ()))
-        said.append(Said('fsdp_config.fsdp_reshard_after_forward', stage == 3, ('plan.gather',)))
+        node, own = values.ranks // values.every['cluster.nodes'], 'fsdp_config.fsdp'
+        is_hybrid = stage == 3 and values.plan('shard_group') == node < values.plan('data')
+        said.append(Said(f'{own}_version', 1 if is_hybrid else 2, ()))
+        # Else the whole model is one message (huggingface/accelerate 16cb6eb8, utils/dataclasses.py).
+        said.append(Said(f'{own}_auto_wrap_policy', 'TRANSFORMER_BASED_WRAP', ('plan.fusion',)))
+        if is_hybrid:
+            said.append(Said(f'{own}_sharding_strategy', 'HYBRID_SHARD', ('plan.shard_group', 'plan.gather')))
+        else:
+            said.append(Said(f'{own}_reshard_after_forward', stage == 3, ('plan.gather',)))
         full = values.plan('recompute') == 'full'
         said.append(Said('fsdp_config.fsdp_activation_checkpointing', full, ('plan.recompute',)))
     return said

@@ -13,7 +13,7 @@ from typing import Final
 from simpar.exporting.settings import Said, T, Values, direct, need_transformer, plain, read_as, word_of
 from simpar.importing.findings import Entry
 from simpar.importing.megatron import MEGATRON, biases, recompute, stages_of
-from simpar.importing.mindspeed import MINDSPEED, mindspeed_biases
+from simpar.importing.mindspeed import MINDSPEED, mindspeed_biases, swapped
 from simpar.importing.settings import Source
 
 _MODULES: Final = ('core_attn', 'layernorm', 'mla_up_proj', 'mlp', 'moe_act', 'moe', 'shared_experts')
@@ -33,7 +33,7 @@ def flags(values: Values, source: Source) -> list[Said]:
         *_experts(values, source),
     ]
     said += [*_training(values), *_states(values, source)]
-    said += [one for rule in (_launch, _pipeline, _sharding) for one in rule(values)]
+    said += [*_launch(values), *_pipeline(values, source), *_sharding(values)]
     said += [*_tiles(values, source), *_pairs(values, source), *_offload(values, source)]
     said += [*_window(values, source), *_context(values, source)]
     if source is MINDSPEED:
@@ -52,6 +52,15 @@ def _mindspeed(values: Values) -> Iterator[Said]:
         yield Said('query-pre-attn-scalar', round(1 / scale**2), (f'{T}.attention_scale',), 'MODEL')
     if factor != 1 and abs(factor**2 - values.model('hidden')) < 1e-6 * factor**2:
         yield Said('input-embeds-norm', True, (f'{T}.embedding_scale',), 'MODEL')
+    if (length := values.model('documents')) and isinstance(length, int):
+        yield Said('reset-attention-mask', True, (f'{T}.documents',), 'MODEL')
+        yield Said('fix-sub-seq-length', length, (f'{T}.documents',), 'MODEL')
+    if of := values.model('lora.of', ()):
+        rank, keys = values.model('lora.rank'), (f'{T}.lora.rank', f'{T}.lora.scale')
+        yield Said('lora-target-modules', [f'linear_{one}' for one in of], (f'{T}.lora.of',), 'MODEL')
+        yield Said('lora-r', rank, keys, 'MODEL')
+        if (alpha := float(values.model('lora.scale') * rank)).is_integer():
+            yield Said('lora-alpha', int(alpha), keys[1:], 'MODEL')
 
 
 def _facts(values: Values, source: Source) -> Iterator[str]:
@@ -164,6 +173,19 @@ def _training(values: Values) -> Iterator[Said]:
     yield say('global-batch-size', values.work('batch'), ('workload.batch',))
     if values.work('fp8', 'none') != 'none':
         yield say('fp8-recipe', 'tensorwise', ('workload.fp8',))
+        yield from _kept_in_16_bits(values)
+
+
+def _kept_in_16_bits(values: Values) -> Iterator[Said]:
+    """First and last layers whose products stay as they are."""
+    say, layers = partial(Said, part='TRAINING', keys=('workload.fp8_except',)), values.model('layers')
+    kept = list(values.work('fp8_except', ()))
+    first = next((count for count in range(layers) if f'layer{count}.*' not in kept), layers)
+    wanted = [f'layer{layer}.*' for layer in (*range(first), *range(layers - len(kept) + first, layers))]
+    if kept and kept == wanted:
+        yield say('first-last-layers-bf16', True)
+        yield say('num-layers-at-start-in-bf16', first)
+        yield say('num-layers-at-end-in-bf16', len(kept) - first)
 
 
 def _states(values: Values, source: Source) -> Iterator[Said]:
@@ -199,10 +221,13 @@ def _tiles(values: Values, source: Source) -> Iterator[Said]:
         yield say('tp-comm-overlap', True)
 
 
-def _pipeline(values: Values) -> Iterator[Said]:
+def _pipeline(values: Values, source: Source) -> Iterator[Said]:
     """Chunks of a rank, layers of stages and messages between them."""
     ranks, chunks, layers = values.plan('pipeline'), values.plan('chunks') or 1, values.model('layers')
     if ranks < 2:
+        return
+    if source is MINDSPEED and values.plan('order') == 'dualpipe-v':
+        yield Said('schedules-method', 'dualpipev', ('plan.order', 'plan.chunks'), 'PLAN')
         return
     say = partial(Said, part='PLAN')
     stages = list(values.plan('stages'))
@@ -267,15 +292,18 @@ def _pairs(values: Values, source: Source) -> Iterator[Said]:
 def _offload(values: Values, source: Source) -> Iterator[Said]:
     """States by MindSpeed; activations of the first layers by Megatron-LM, without a pipeline."""
     away = values.plan('offload')
-    if source is MINDSPEED and away == ['optimizer']:
-        parts, keys = values.plan('offload_parts'), ('plan.offload', 'plan.offload_parts')
-        yield Said('swap-optimizer', True, keys, 'PLAN')
+    keys = ('plan.offload', 'plan.offload_layers')
+    if source is MINDSPEED and 'attention' in away:
+        yield Said('swap-attention', True, keys, 'PLAN')
+    if source is MINDSPEED and 'optimizer' in away:
+        parts = values.plan('offload_parts')
+        yield Said('swap-optimizer', True, ('plan.offload', 'plan.offload_parts'), 'PLAN')
         if parts and str(parts) != source.table.rows['swap-optimizer-times'].default:
-            yield Said('swap-optimizer-times', parts, keys[1:], 'PLAN')
+            yield Said('swap-optimizer-times', parts, ('plan.offload_parts',), 'PLAN')
     single = values.plan('pipeline') == 1 and not values.model('mtp_layers')
     if source is not MINDSPEED and away == ['activations'] and single:
         count = values.plan('offload_layers') or values.model('layers') - 1
-        yield Said('cpu-offloading-num-layers', count, ('plan.offload', 'plan.offload_layers'), 'PLAN')
+        yield Said('cpu-offloading-num-layers', count, keys, 'PLAN')
 
 
 _ENDS: Final = (('decoder-first-pipeline-num-layers', 0), ('decoder-last-pipeline-num-layers', -1))
@@ -325,11 +353,16 @@ def _recompute(said: list[Said], values: Values, source: Source) -> list[Said]:
         return [say('recompute-activation-function', True)]
 
     def read(form: list[Said]) -> set[str]:
-        rules = recompute(read_as([*said, *form], source.table))
-        entries = [one.value for one in rules if isinstance(one, Entry)]
+        settings = read_as([*said, *form], source.table)
+        rules = [*recompute(settings), *(swapped(settings) if source is MINDSPEED else ())]
+        entries = [one.value for one in rules if isinstance(one, Entry) and one.key == 'plan.recompute']
         return set(entries[-1]) if entries and isinstance(entries[-1], list) else set()
 
-    whole = {one.split('.')[0] for one in patterns if one.endswith('.*')}
+    # Of layers whose attention waits on the host the feed-forward alone is made again.
+    swaps = any(one.name == 'swap-attention' for one in said)
+    if swaps and read(full) == patterns:
+        return full
+    whole = {one.split('.')[0] for one in patterns if swaps or one.endswith('.*')}
     for count in range(1, len(whole) + 1):
         block = [full[0], say('recompute-method', 'block'), say('recompute-num-layers', count)]
         if read(block) == patterns:

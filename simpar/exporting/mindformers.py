@@ -30,6 +30,7 @@ def _facts(values: Values) -> Iterator[str]:
         'rotary': values.model('position', '') == 'rotary',
         'kv_lora_rank': values.model('kv_lora_rank'),
         'experts': values.model('experts.count'),
+        'further tokens': values.model('mtp_layers'),
         'context': values.plan('context') > 1,
         'tensor': values.plan('tensor') > 1,
         'groups of shards': values.sharded and values.plan('shard_group') not in (0, values.plan('data')),
@@ -75,7 +76,8 @@ def _parallel(values: Values) -> Iterator[Said]:
 
 def _pipeline(values: Values) -> Iterator[Said]:
     """Order, chunks and layers of stages."""
-    ranks, chunks, layers = values.plan('pipeline'), values.plan('chunks') or 1, values.model('layers')
+    # Modules that predict further tokens are laid on stages as layers are.
+    ranks, chunks, layers = values.plan('pipeline'), values.plan('chunks') or 1, _blocks(values)
     if ranks < 2:
         return
     order = values.plan('order')
@@ -91,6 +93,10 @@ def _pipeline(values: Values) -> Iterator[Said]:
     if any(more):
         rows = [more[start : start + ranks] for start in range(0, len(more), ranks)]
         yield Said(f'{_M}.offset', rows if chunks > 1 else more, ('plan.stages',))
+
+
+def _blocks(values: Values) -> int:
+    return int(values.model('layers') + values.model('mtp_layers'))
 
 
 def _sharding(values: Values) -> Iterator[Said]:
@@ -122,7 +128,7 @@ def _recompute(values: Values) -> Iterator[Said]:
         return
     stages = list(values.plan('stages'))
     count = values.plan('pipeline') * (values.plan('chunks') or 1)
-    stages = stages or [values.model('layers') // count] * count
+    stages = stages or [_blocks(values) // count] * count
     for name, is_full in ((full, True), (some, False)):
         chosen = {int(layer.removeprefix('layer')) for layer, rest in of_layers if (rest == '*') == is_full}
         starts = [sum(stages[:place]) for place in range(len(stages))]

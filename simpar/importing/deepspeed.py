@@ -71,9 +71,8 @@ def precision(ds: Settings) -> Iterator[Finding]:
     if {str(ds.named[name].value).lower() for name in by} == {'auto'}:
         yield Guess(f'precision is {kind} where the file says auto')
     yield Entry('workload.precision', kind, by)
-    sums = ds.given('data_types.grad_accum_dtype', 'communication_data_type')
-    if sums and kind != 'fp32' and ds.choice(sums[0]):
-        yield Entry('workload.gradients', ds.choice(sums[0]), sums)
+    if kind != 'fp32':
+        yield from _sums(ds, kind)
     if kind == 'fp16':
         scale = ds.real('fp16.loss_scale')
         yield Entry('workload.loss_scale', scale or 65536.0, ds.given('fp16.loss_scale'), '' if scale else 'dynamic')
@@ -91,6 +90,19 @@ def precision(ds: Settings) -> Iterator[Finding]:
             yield Guess(f'{what}; since then they are at 1.0: --set gradient_clipping=1.0')
         yield Entry('workload.clip_norm', max(0, clip), by)
     yield from optimizer(ds, master=kind != 'fp32')
+
+
+def _sums(ds: Settings, kind: str) -> Iterator[Finding]:
+    """The precision that gradients are added up in, and that of their messages, each of which is ``kind`` unless told.
+
+    deepspeedai/DeepSpeed edaa72212, deepspeed/runtime/engine.py, lines 1405 and 1485.
+    """
+    names = ('data_types.grad_accum_dtype', 'communication_data_type')
+    by, (added, sent) = ds.given(*names), ((ds.choice(name) or kind) for name in names)
+    if by:
+        yield Entry('workload.gradients', added if by[0] == names[0] else sent, by)
+    if added != sent:
+        yield Unmapped(by[0], f'gradients are added up in {added} and sent in {sent}: one of both is written')
 
 
 def optimizer(ds: Settings, *, master: bool) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from simpar.importing import findings
 from simpar.importing.first import NONE, WIDTH, Question, clean, yaml_of
 from simpar.importing.settings import ACCELERATOR, DEVICE_MEMORY, NODE_SIZE, Setting, Settings, Source, shaping
 
-BESIDE: Final = ('model-config', 'model-longest', 'model-hidden', NODE_SIZE, DEVICE_MEMORY)
+BESIDE: Final = ('model-config', 'model-longest', 'model-hidden', 'model-type', NODE_SIZE, DEVICE_MEMORY)
 """What rules look at and no file has: it is given beside."""
 MOST_GAPS: Final = 64
 RANKS: Final = 'ranks'
@@ -162,6 +162,9 @@ def _beside(told: list[findings.Finding], model: str) -> Iterator[findings.Findi
         of_model = isinstance(one, findings.Entry) and one.key.startswith('workload.transformer')
         if isinstance(one, findings.Entry) and one.key == 'workload.transformer.sequence':
             yield one._replace(key='workload.sequence')
+        elif isinstance(one, findings.Entry) and one.key.startswith('workload.transformer.lora.'):
+            # No config says what is trained of a model.
+            yield one._replace(key=one.key.replace('transformer.', ''))
         elif of_model and isinstance(one, findings.Entry):
             for name in one.by:
                 yield findings.Unmapped(name, '--model says it', findings.IDLE)

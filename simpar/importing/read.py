@@ -181,7 +181,7 @@ def _sourced(path: Path, named: str) -> str:
 
 
 def _longest(model: str) -> Iterator[Setting]:
-    """The longest sequence and the width of a config, which a DeepSpeed file does not say."""
+    """The longest sequence, the width and the type of a config, which a DeepSpeed file does not say."""
     config = settings_of_yaml(_text(Path(model)), model)
     for one in config:
         name = {
@@ -189,6 +189,7 @@ def _longest(model: str) -> Iterator[Setting]:
             'n_positions': 'longest',
             'hidden_size': 'hidden',
             'n_embd': 'hidden',
+            'model_type': 'type',
         }
         if one.name in name:
             yield replace(one, name=f'model-{name[one.name]}', written=f'{one.name} of the model')

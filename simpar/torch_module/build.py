@@ -20,17 +20,18 @@ from simpar.torch_module.graph import (
     program_name,
     source_of,
 )
-from simpar.torch_module.rules import TABLE, Dims, UnclearError
+from simpar.torch_module.rules import TABLE, AtenRow, Dims, UnclearError
 
 SHOWN: Final = 12
 _INSTEAD: Final = 'write it with operators of the table (docs/my_model.md), or leave this part out of the module'
 
 
 class Builder:
-    """Makes operators of nodes, as far as the output needs them."""
+    """Makes operators of nodes, as far as the output needs them. Arguments: ``own``, operators beside aten's."""
 
-    def __init__(self, reader: Reader, module: Any, output: Node) -> None:
+    def __init__(self, reader: Reader, module: Any, output: Node, own: Mapping[str, AtenRow]) -> None:
         self.module = module
+        self.table = {**TABLE, **own}
         self.constants = Constants(reader)
         self.problems: list[Problem] = []
         self.made: list[Spec] = []
@@ -73,9 +74,11 @@ class Builder:
     # operators
 
     def _operator(self, node: Node) -> None:
-        if not node.is_aten:
+        if not node.is_aten and node.base not in self.table:
             raise UnclearError('is no operator of aten, so how it may be sharded, its backward and its price are not '
-                               f'known; {_INSTEAD}')  # fmt: skip
+                               f'known; say its kind: --op {node.base}=pointwise, or {_INSTEAD}')  # fmt: skip
+        if not node.is_aten and len(node.fx.target._schema.returns) != 1:
+            raise UnclearError('returns several results; return one tensor')
         self._check_samples(node)
         if id(node) in self.waiting:
             self._joint_part(node)
@@ -192,7 +195,7 @@ class Builder:
     def _call(self, node: Node) -> None:
         original = node
         self._refuse(node)
-        row = TABLE.get(node.base)
+        row = self.table.get(node.base)
         if row is None:
             raise UnclearError(f'calls aten.{node.target}, which has no row in the table; {_INSTEAD}')
         if node.base == 'scaled_dot_product_attention':

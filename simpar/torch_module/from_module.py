@@ -17,6 +17,8 @@ from simpar.model.model import FromModule
 if TYPE_CHECKING:
     import torch
 
+HERE: Final = '-'
+"""The place of operators that this process has defined."""
 RETURNS: Final = 'return (module, inputs), or (module, inputs, output)'
 OUTPUTS: Final = ('logits', 'last_hidden_state', 'pooler_output')
 """Of a result with names, what the loss is put on where nothing is said."""
@@ -30,11 +32,13 @@ class Imported:
         model: for a ``Workload``; plain data.
         weights: by the names of programs, what weights begin as and constants are; empty on the meta device.
         notes: what was left out.
+        own: operators beside aten's that may be called, behind the function whose package has them; empty: none.
     """
 
     model: FromModule
     weights: Mapping[str, torch.Tensor]
     notes: tuple[str, ...] = ()
+    own: str = ''
 
     @property
     def graph(self) -> str:
@@ -42,7 +46,9 @@ class Imported:
         return self.model.graph_text
 
 
-def from_module(module: torch.nn.Module, inputs: Any, *, output: str = '') -> Imported:
+def from_module(
+    module: torch.nn.Module, inputs: Any, *, output: str = '', ops: Sequence[str] = (), reference: str = HERE
+) -> Imported:
     """A model whose operators are those that a module calls, with its weights.
 
     Arguments:
@@ -51,6 +57,8 @@ def from_module(module: torch.nn.Module, inputs: Any, *, output: str = '') -> Im
         inputs: examples: a tensor, a tuple of them, or a dict by name. Dim 0 counts samples; what it holds tells how
             inputs are drawn: integers below their largest, ones where all are ones, else normal numbers.
         output: which of its results by name the loss is put on; unless given, ``logits``, else the first.
+        ops: operators of your own and their kinds, as of ``--op``: ``lab::gate=pointwise``.
+        reference: ``package:function``, where these are defined; unless given, in this process.
 
     Raises ``ScheduleError`` with every operator that is not supported, where it stands and what can be done.
 
@@ -59,6 +67,7 @@ def from_module(module: torch.nn.Module, inputs: Any, *, output: str = '') -> Im
     from simpar.torch_module.build import Builder
     from simpar.torch_module.export import COUNTS, batch_first, traced
     from simpar.torch_module.graph import Reader
+    from simpar.torch_module.rules import own_rows
 
     positional, named = _examples(inputs)
     with batch_first(module):
@@ -73,8 +82,11 @@ def from_module(module: torch.nn.Module, inputs: Any, *, output: str = '') -> Im
         raise _wrong(module, 'returns a result that is no tensor', 'return the output that the loss is put on first')
     examples = dict(zip((node.name for node in reader.inputs), _tensors(positional, named), strict=True))
     reader.values |= {node.name: examples[node.name] for node in reader.inputs}
-    builder = Builder(reader, module, chosen)
+    own = own_rows(ops)
+    builder = Builder(reader, module, chosen, own)
     builder.build(chosen)
+    if idle := own.keys() - {node.base for node in builder.needed}:
+        raise ScheduleError(Problem('--op', f'the module does not call {", ".join(sorted(idle))}', 'leave it out'))
     notes = _notes(one)
     used = {read for node in builder.made for read in node['reads']}
     sources = [
@@ -85,7 +97,10 @@ def from_module(module: torch.nn.Module, inputs: Any, *, output: str = '') -> Im
     text = builder.text(type(module).__name__, sources, notes)
     weights = {name: _part(reader.values[held], name) for name, held in builder.weights.items()}
     real = {name: value.detach().clone() for name, value in weights.items() if value.device.type != 'meta'}
-    return Imported(model=FromModule(graph_text=text), weights={**real, **builder.constants.values}, notes=tuple(notes))
+    return Imported(
+        model=FromModule(graph_text=text), weights={**real, **builder.constants.values}, notes=tuple(notes),
+        own=' '.join((reference, *own)) if own else '',
+    )  # fmt: skip
 
 
 def _examples(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -150,17 +165,18 @@ def _wrong(module: Any, what: str, instead: str) -> ScheduleError:
 # --module package:function: the function that makes a module and example inputs, called in this process
 
 
-def imported(reference: str, seed: int = 0) -> Imported:
+def imported(reference: str, seed: int = 0, ops: Sequence[str] = ()) -> Imported:
     """What the function of ``package:function`` returns, as a model.
 
-    Arguments: ``seed``, that torch has when the function is called, so that every process begins with equal weights.
+    Arguments: ``seed``, that torch has when the function is called, so that every process begins with equal weights;
+    ``ops``, operators of one's own and their kinds.
     Raises ``ScheduleError`` where there is no such function, it fails or returns something else.
     """
     if importlib.util.find_spec('torch') is None:
         raise RunFailed('torch is not installed; install the extra: pip install "simpar-parallel[torch]"')
     import torch
 
-    function = _function(reference)
+    function = function_of(reference)
     _takes_nothing(reference, function)
     torch.manual_seed(seed)
     try:
@@ -178,7 +194,7 @@ def imported(reference: str, seed: int = 0) -> Imported:
     module, inputs, *more = found
     if more and not isinstance(more[0], str):
         raise _wrong_flag(f'{reference} returns an output of type {type(more[0]).__name__}', 'name it, e.g. "logits"')
-    return from_module(module, inputs, output=more[0] if more else '')
+    return from_module(module, inputs, output=more[0] if more else '', ops=ops, reference=reference)
 
 
 def _takes_nothing(reference: str, function: Any) -> None:
@@ -192,7 +208,8 @@ def _takes_nothing(reference: str, function: Any) -> None:
         return
 
 
-def _function(reference: str) -> Any:
+def function_of(reference: str) -> Any:
+    """The function of ``package:function``, whose package is imported. Raises ``ScheduleError``."""
     package, _, name = reference.partition(':')
     if not package or not name:
         raise _wrong_flag(f'is {reference}', 'write package:function, e.g. my_models:tiny_llama')

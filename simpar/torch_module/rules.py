@@ -4,11 +4,13 @@ A rule takes a call's arguments, with an ``Arg`` for each tensor, and its result
 tensor's dims, of the result's, and which names stay unsharded. ``operators.csv`` has a row for each operator.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from simpar.errors import Problem, ScheduleError
 from simpar.files import read_csv
 from simpar.layout import ONE, operators
 
@@ -267,6 +269,15 @@ def gathered(call: Arguments, result: Shape) -> Dims:
     return Dims(tuple(names for _ in (x, index, *more)), names, fixed)
 
 
+def by_sample(call: Arguments, result: Shape) -> Dims:
+    """Each sample by itself: of what counts samples dim 0 alone may be sharded, of all else nothing."""
+    inputs = tuple(
+        ('d0' if arg.shape[:1] == result[:1] else ONE, *(ONE for _ in arg.shape[1:])) if arg.shape else ()
+        for arg in tensors(call)
+    )
+    return Dims(inputs, ('d0', *(ONE for _ in result[1:])))
+
+
 # the table
 
 
@@ -294,3 +305,28 @@ def _table() -> Iterator[tuple[str, AtenRow]]:
 
 TABLE: Final[Mapping[str, AtenRow]] = dict(_table())
 """By the name of the operator, without its overload."""
+KINDS: Final[Mapping[str, AtenRow]] = {
+    'pointwise': AtenRow(elementwise, 'all dims, broadcast from the last', 'all', 'streaming', 1),
+    'rows': AtenRow(along(), 'all dims but the last', 'all', 'streaming', 1),
+    'samples': AtenRow(by_sample, 'samples', 'all', 'streaming', 1),
+}
+"""What an operator of one's own may be; its backward keeps all that it reads."""
+
+
+def own_rows(words: Sequence[str]) -> dict[str, AtenRow]:
+    """Rows of operators of one's own: ``lab::gate=pointwise``, or with FLOPs of an element, ``lab::gate=pointwise:8``.
+
+    Raises ``ScheduleError``.
+    """
+    made = {}
+    for word in words:
+        match = re.fullmatch(r'(\w+::\w+)=(\w+)(?::(\d{1,6}))?', word)
+        if match is None or match[2] not in KINDS or match[1].startswith('aten::'):
+            instead = (
+                f'write LIBRARY::NAME=KIND or KIND:FLOPS, e.g. lab::gate=pointwise:8; kinds are {", ".join(KINDS)}'
+            )
+            what = f'no operator of your own with its kind (got {word[:60]!r})'
+            raise ScheduleError(Problem('--op', what, instead))
+        row = KINDS[match[2]]
+        made[match[1]] = row._replace(flops=int(match[3] or row.flops))
+    return made
