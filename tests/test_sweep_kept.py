@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from every import EVERY
 from fresh_rows import told
 from tables import load_table, load_tree
 
@@ -51,7 +52,8 @@ def write_devices(folder):
 def test_random_rows_in_random_order_are_those_of_fresh_processes_to_the_bit(tmp_path, monkeypatch):
     draw = random.Random(11)
     path = tmp_path / 'schedule.yaml'
-    rows = json.dumps([*drawn(draw, 5, 5), *drawn(draw, 4, 3, PRICES, PRICES)])
+    families, priced = (5, 4) if EVERY == 1 else (2, 2)
+    rows = json.dumps([*drawn(draw, families, 5), *drawn(draw, priced, 3, PRICES, PRICES)])
     path.write_text(FILE.replace('LAYERS', '4').replace('SWEEP', rows), encoding='utf-8')
     write_devices(tmp_path)
     here = Path(__file__).parent
@@ -63,8 +65,8 @@ def test_random_rows_in_random_order_are_those_of_fresh_processes_to_the_bit(tmp
         text=True,
     ).stdout.splitlines()
     schedules = [row.schedule for row in load_sweep(path).rows if not row.problems]
-    assert len(fresh) == len(schedules) > 25
-    assert sum('"figures": null' not in line for line in fresh) > 18, 'nearly all cannot be'
+    assert len(fresh) == len(schedules) > 3 * families + priced
+    assert sum('"figures": null' not in line for line in fresh) > len(fresh) / 2, 'nearly all cannot be'
     session = Session()
     # First as they stand, where neighbours share most.
     for place in [*range(len(fresh)), *draw.choices(range(len(fresh)), k=len(fresh) // 2)]:
