@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 
 import torch
-from tables import load_tree
+from tables import load_table, load_tree
 from torch.overrides import TorchFunctionMode
 
 from simpar.plans import Plan
@@ -83,11 +83,7 @@ def schedule_of(config, folder, more=''):
 # Names.
 
 LAYER = re.compile(r'layer(\d+)\.(.*)')
-LLAMA = {'norm1': 'input_layernorm', 'norm2': 'post_attention_layernorm', 'proj': 'self_attn.o_proj',
-         'fc2': 'mlp.down_proj', 'qk_norm.q_gain': 'self_attn.q_norm.weight', 'qk_norm.k_gain':
-         'self_attn.k_norm.weight', 'q_down': 'self_attn.q_a_proj', 'q_norm': 'self_attn.q_a_layernorm',
-         'q_up': 'self_attn.q_b_proj', 'q': 'self_attn.q_proj', 'kv_down': 'self_attn.kv_a_proj_with_mqa',
-         'kv_norm': 'self_attn.kv_a_layernorm', 'kv_up': 'self_attn.kv_b_proj'}  # fmt: skip
+LLAMA = load_table(__file__, 'LLAMA')
 OUTSIDE = {'embedding.weight': 'model.embed_tokens.weight', 'norm': 'model.norm', 'head': 'lm_head'}
 GEMMA = {**LLAMA, 'norm2': 'pre_feedforward_layernorm', 'post_norm1': 'post_attention_layernorm',
          'post_norm2': 'post_feedforward_layernorm'}  # fmt: skip

@@ -28,10 +28,7 @@ PAGE = ROOT / 'docs' / 'proofs' / 'training_proof.md'
 TORCHRUN = Path(sys.executable).parent / 'torchrun'
 SEED = 2026
 MODEL = load_table(__file__, 'MODEL')
-PLANS = {
-    'data 2 × tensor 2': '{data: 2, tensor: 2}',
-    'pipeline 2 × zero 3': '{pipeline: 2, micro_batches: 4, data: 2, zero: 3}',
-}
+PLANS = load_table(__file__, 'PLANS')
 
 
 def resharded(folder):

@@ -57,10 +57,7 @@ def test_the_command_tells_what_was_anchored_and_what_decides(folder, json_of, p
     assert 'What decides:' in screen
 
 
-@pytest.mark.parametrize(
-    ('text', 'said'),
-    load_table(__file__, 'test_a_wrong_anchor_is_refused_in_a_line'),
-)
+@pytest.mark.parametrize(('text', 'said'), load_table(__file__, 'test_a_wrong_anchor_is_refused_in_a_line'))
 def test_a_wrong_anchor_is_refused_in_a_line(folder, refused, text, said):
     (folder / 'wrong.yaml').write_text(text)
     error = refused('run', folder / '2.yaml', '--anchor', folder / 'wrong.yaml')

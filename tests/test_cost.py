@@ -503,16 +503,7 @@ def held_out(rows, places, build):
 MATMUL = [Axis('m'), Axis('n'), Axis('k')]
 
 
-@pytest.mark.parametrize(
-    ('name', 'axis', 'bound'),
-    [
-        ('h100-sxm-8', 0, 0.06),
-        ('h100-sxm-8', 1, 0.06),
-        ('h100-sxm-8', 2, 0.06),
-        ('a100-sxm-8', 0, 0.10),
-        ('h200-sxm-8', 0, 0.06),
-    ],
-)
+@pytest.mark.parametrize(('name', 'axis', 'bound'), load_table(__file__, 'test_matmuls_that_were_held_out'))
 def test_matmuls_that_were_held_out(name, axis, bound, record_property):
     rows = [row for row in read_table(load_profile(name).tables.matmul, 'matmul') if min(row[1], row[2]) >= 256]
     middle, most = held_out(rows, axis, lambda kept: Grid(MATMUL, kept))

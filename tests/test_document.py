@@ -189,10 +189,7 @@ even: true
     assert paper(tmp_path, 'number: 1') == Paper()
 
 
-@pytest.mark.parametrize(
-    ('text', 'told'),
-    load_table(__file__, 'test_strict_about_kinds'),
-)
+@pytest.mark.parametrize(('text', 'told'), load_table(__file__, 'test_strict_about_kinds'))
 def test_strict_about_kinds(text, told, tmp_path):
     [problem] = refused(tmp_path, text)
     assert re.fullmatch('.*'.join(re.escape(part) for part in told.split('…')), problem)

@@ -298,8 +298,7 @@ def test_a_port_that_is_taken_is_named(job):
 
 
 @pytest.mark.parametrize(
-    ('flags', 'world', 'what'),
-    load_tree(__file__, 'test_a_launch_that_does_not_fit_the_job_is_refused'),
+    ('flags', 'world', 'what'), load_tree(__file__, 'test_a_launch_that_does_not_fit_the_job_is_refused')
 )
 @pytest.mark.torch
 def test_a_launch_that_does_not_fit_the_job_is_refused(job, monkeypatch, flags, world, what):

@@ -6,23 +6,14 @@ from tables import load_table
 from executor.cluster import Launch, detect, first_host, hosts_of_ranks
 from simpar.errors import RunFailed
 
-TORCHRUN = {
-    'RANK': '3', 'WORLD_SIZE': '8', 'LOCAL_RANK': '1', 'MASTER_ADDR': 'node0', 'MASTER_PORT': '29400',
-    'TORCHELASTIC_RUN_ID': 'none', 'TORCHELASTIC_USE_AGENT_STORE': 'True',
-}  # fmt: skip
+TORCHRUN = load_table(__file__, 'TORCHRUN')
 MPICH = {'PMI_RANK': '1', 'PMI_SIZE': '2', 'PMI_FD': '6', 'MPI_LOCALRANKID': '1', 'MPI_LOCALNRANKS': '2'}
 PMI_2 = {'PMI_RANK': '2', 'PMI_SIZE': '4', 'PMI_FD': '7'}
 MVAPICH = {'MV2_COMM_WORLD_RANK': '0', 'MV2_COMM_WORLD_SIZE': '2', 'MV2_COMM_WORLD_LOCAL_SIZE': '2'}
 INTEL = {'I_MPI_INFO_NUMA_NODE_NUM': '2', 'I_MPI_HYDRA_BOOTSTRAP': 'ssh'}
-MSRUN = {
-    'MS_WORKER_NUM': '8', 'MS_SCHED_HOST': '127.0.0.1', 'MS_SCHED_PORT': '8118', 'MS_NODE_ID': '5',
-    'MS_ROLE': 'MS_WORKER',
-}  # fmt: skip
+MSRUN = load_table(__file__, 'MSRUN')
 MPIRUN = {'OMPI_COMM_WORLD_RANK': '1', 'OMPI_COMM_WORLD_SIZE': '2', 'OMPI_COMM_WORLD_LOCAL_SIZE': '2'}
-SRUN = {
-    'SLURM_PROCID': '2', 'SLURM_NTASKS': '4', 'SLURM_STEP_ID': '0', 'SLURM_JOB_ID': '1042',
-    'SLURM_JOB_NODELIST': 'gpu[07-09],login',
-}  # fmt: skip
+SRUN = load_table(__file__, 'SRUN')
 VOLCANO = {'VC_TASK_INDEX': '1', 'VC_WORKER_HOSTS': 'job-worker-0.job,job-worker-1.job', 'VC_WORKER_NUM': '2'}
 INDEXED = {'JOB_COMPLETION_INDEX': '1', 'WORLD_SIZE': '2', 'MASTER_ADDR': 'job-0.job'}
 
@@ -85,18 +76,12 @@ def test_variables_that_do_not_say_enough_are_named(variables, what):
     assert what in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ('nodes', 'host'),
-    load_table(__file__, 'test_the_first_host_of_a_list_of_slurms'),
-)
+@pytest.mark.parametrize(('nodes', 'host'), load_table(__file__, 'test_the_first_host_of_a_list_of_slurms'))
 def test_the_first_host_of_a_list_of_slurms(nodes, host):
     assert first_host(nodes) == host
 
 
-@pytest.mark.parametrize(
-    'variables',
-    load_table(__file__, 'test_a_launcher_that_is_recognised_in_part_is_refused'),
-)
+@pytest.mark.parametrize('variables', load_table(__file__, 'test_a_launcher_that_is_recognised_in_part_is_refused'))
 def test_a_launcher_that_is_recognised_in_part_is_refused(variables):
     """Else each of its processes would run the whole job by itself, and end with 0."""
     with pytest.raises(RunFailed) as error:
@@ -105,10 +90,7 @@ def test_a_launcher_that_is_recognised_in_part_is_refused(variables):
     assert '--nproc' in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ('nodes', 'counts', 'hosts'),
-    load_table(__file__, 'test_hosts_of_ranks_by_slurms_lists'),
-)
+@pytest.mark.parametrize(('nodes', 'counts', 'hosts'), load_table(__file__, 'test_hosts_of_ranks_by_slurms_lists'))
 def test_hosts_of_ranks_by_slurms_lists(nodes, counts, hosts):
     """Where list and counts do not fit, no host is named rather than a wrong one."""
     assert hosts_of_ranks({'SLURM_STEP_NODELIST': nodes, 'SLURM_STEP_TASKS_PER_NODE': counts}) == hosts

@@ -122,8 +122,7 @@ def test_a_stack_may_ask_for_a_mode_unless_the_user_does(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('mode', 'profile', 'words'),
-    load_table(__file__, 'test_a_mode_that_a_profile_has_not_is_told_at_its_line'),
+    ('mode', 'profile', 'words'), load_table(__file__, 'test_a_mode_that_a_profile_has_not_is_told_at_its_line')
 )
 def test_a_mode_that_a_profile_has_not_is_told_at_its_line(tmp_path, capsys, mode, profile, words):
     told = ran(tmp_path, capsys, mode, profile=profile, code=2).err
@@ -132,10 +131,7 @@ def test_a_mode_that_a_profile_has_not_is_told_at_its_line(tmp_path, capsys, mod
     assert len(told.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ('mode', 'profile', 'why'),
-    load_table(__file__, 'test_a_mode_that_changes_nothing_is_told'),
-)
+@pytest.mark.parametrize(('mode', 'profile', 'why'), load_table(__file__, 'test_a_mode_that_changes_nothing_is_told'))
 def test_a_mode_that_changes_nothing_is_told(tmp_path, capsys, mode, profile, why):
     told = ' '.join(ran(tmp_path, capsys, mode, '--full', profile=profile).out.split())
     assert f'without effect here: cluster.expansion_mode ({mode}): ' in told

@@ -144,10 +144,7 @@ def test_what_cannot_be_in_eight_bits_is_said(tmp_path):
     assert case.program.notes == ('fp8: head stay in bf16: rows, outputs and inputs on a rank must be multiples of 16',)
 
 
-@pytest.mark.parametrize(
-    ('precision', 'more', 'told'),
-    load_table(__file__, 'test_what_does_not_fit_is_told'),
-)
+@pytest.mark.parametrize(('precision', 'more', 'told'), load_table(__file__, 'test_what_does_not_fit_is_told'))
 def test_what_does_not_fit_is_told(precision, more, told, tmp_path):
     with pytest.raises(SimparError, match=re.escape(told)):
         load_case(written(tmp_path, precision=precision, more=more))

@@ -126,10 +126,7 @@ def test_keys_of_a_config_become_keys_of_a_transformer(changes, model, tmp_path)
     assert {name: astuple(one) if isinstance(one, LongRope) else one for name, one in found.items()} == model
 
 
-@pytest.mark.parametrize(
-    ('changes', 'told'),
-    load_tree(__file__, 'test_what_is_wrong_is_told_at_the_configs_line'),
-)
+@pytest.mark.parametrize(('changes', 'told'), load_tree(__file__, 'test_what_is_wrong_is_told_at_the_configs_line'))
 def test_what_is_wrong_is_told_at_the_configs_line(changes, told, tmp_path):
     found = refused(tmp_path, LLAMA, **changes)
     assert len(found) == len(told)
@@ -138,8 +135,7 @@ def test_what_is_wrong_is_told_at_the_configs_line(changes, told, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('workload', 'told'),
-    load_table(__file__, 'test_what_is_wrong_beside_it_is_told_at_its_own_line'),
+    ('workload', 'told'), load_table(__file__, 'test_what_is_wrong_beside_it_is_told_at_its_own_line')
 )
 def test_what_is_wrong_beside_it_is_told_at_its_own_line(workload, told, tmp_path):
     found = refused(tmp_path, LLAMA, workload)

@@ -202,10 +202,7 @@ def test_an_op_of_a_device_lasts_as_long_as_its_kernels(tmp_path):
     assert found.seconds == pytest.approx(9e-6)
 
 
-@pytest.mark.parametrize(
-    ('content', 'says'),
-    load_table(__file__, 'test_what_is_no_recording_is_told_so'),
-)
+@pytest.mark.parametrize(('content', 'says'), load_table(__file__, 'test_what_is_no_recording_is_told_so'))
 def test_what_is_no_recording_is_told_so(put, refused, content, says):
     path = put('trace.json', content)
     told = refused('import', path)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tables import load_table
+from tables import load_table, load_tree
 
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
@@ -72,11 +72,7 @@ def schedule(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ('name', 'plans'),
-    [
-        ('nn.TransformerEncoder', ['tensor 2, pipeline 2, copies 2']),
-        ('GPT-2', ['data 2, tensor 2, pipeline 2, zero 3']),
-    ],
+    ('name', 'plans'), load_tree(__file__, 'test_a_module_that_others_wrote_trains_as_its_own_autograd_says')
 )
 def test_a_module_that_others_wrote_trains_as_its_own_autograd_says(name, plans):
     """`make prove-modules` does all of them under all plans."""
@@ -129,8 +125,7 @@ def test_train_returns_tensors_by_the_modules_names(schedule):
 
 
 @pytest.mark.parametrize(
-    ('reference', 'said'),
-    load_table(__file__, 'test_a_flag_that_names_no_module_is_told_in_a_line'),
+    ('reference', 'said'), load_table(__file__, 'test_a_flag_that_names_no_module_is_told_in_a_line')
 )
 def test_a_flag_that_names_no_module_is_told_in_a_line(reference, said, schedule, refused):
     shown = refused('run', schedule, '--module', reference)

@@ -62,17 +62,7 @@ def test_faults_of_computations(rows, expected):
     assert told(order(*rows))[: len(expected)] == expected
 
 
-@pytest.mark.parametrize(
-    ('row', 'old', 'new', 'expected'),
-    [
-        (0, ' 0SEND_F1', '', '0.7 0SEND_F1 is missing: 0F1 crosses ranks'),
-        (1, '1RECV_F1 ', '', '1.7 1RECV_F1 is missing: 0F1 crosses ranks'),
-        (1, '1SEND_B1', '1SEND_B1 1SEND_F0', '1.8 1SEND_F0 carries nothing: no result crosses ranks there'),
-        (0, '0F0 0SEND_F0', '0SEND_F0 0F0', '0.0 0SEND_F0 waits for ever for the output of stage 0, micro-batch 0'),
-        (1, '1RECV_F0 1F0', '1F0 1RECV_F0', '1.0 1F0 waits for ever for the output of stage 0, micro-batch 0'),
-        (0, '0SEND_F1 0RECV_B0', '0RECV_B0 0SEND_F1', '0.3 0RECV_B0 waits for ever for the other side of the message'),
-    ],
-)
+@pytest.mark.parametrize(('row', 'old', 'new', 'expected'), load_table(__file__, 'test_faults_of_sends_and_receives'))
 def test_faults_of_sends_and_receives(row, old, new, expected):
     rows = list(SENT)
     assert old in rows[row]
@@ -195,14 +185,7 @@ def test_what_is_written_is_read_back(action):
     assert parse_action(str(action)) == action
 
 
-@pytest.mark.parametrize(
-    'text',
-    [
-        '', '2F', '2F0 ', '02F0', '2f0', '-1F0', '٢F0', '0UNSHARD3', '0SEND_F', '2F1234567890', '(0F7;7B3)',
-        '(0F7)OVERLAP_F_B', '(0F7;1F7)OVERLAP_F_B', '(0B7;7B3)OVERLAP_F_B', '(0F7;7W3)OVERLAP_F_B',
-        '((0F7;7B3)OVERLAP_F_B;1B1)OVERLAP_F_B',
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize('text', load_table(__file__, 'test_anything_else_is_refused_with_an_example'))
 def test_anything_else_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match=r'; write e\.g\. .*OVERLAP_F_B'):
         parse_action(text)
@@ -250,10 +233,7 @@ def test_the_file_is_what_a_person_writes(tmp_path):
     assert text == '0F0,1F0,0F1,1B0,(1F1;0B0)OVERLAP_F_B,1B1,0I1,0W1\n'
 
 
-@pytest.mark.parametrize(
-    'text',
-    load_table(__file__, 'test_idle_cells_spaces_quotes_and_line_ends_of_others'),
-)
+@pytest.mark.parametrize('text', load_table(__file__, 'test_idle_cells_spaces_quotes_and_line_ends_of_others'))
 def test_idle_cells_spaces_quotes_and_line_ends_of_others(file, text):
     assert read_csv(file(text)) == named_order('1f1b', 2, 2)
 
@@ -321,10 +301,7 @@ def test_nonsense_is_read_or_refused_and_never_breaks(tmp_path_factory, text):
     assert read_csv(path) == order
 
 
-@pytest.mark.parametrize(
-    ('ask', 'expected'),
-    load_table(__file__, 'test_orders_that_cannot_be_had'),
-)
+@pytest.mark.parametrize(('ask', 'expected'), load_table(__file__, 'test_orders_that_cannot_be_had'))
 def test_orders_that_cannot_be_had(ask, expected):
     with pytest.raises(ScheduleError) as raised:
         named_order(*ask)

@@ -80,10 +80,7 @@ def test_a_network_takes_them_too():
     assert given.hash == lower(replace(workload, model=Network(layers=inside)), Plan(), 4).hash
 
 
-@pytest.mark.parametrize(
-    ('strategies', 'said'),
-    load_table(__file__, 'test_what_does_not_fit_is_told_by_operator'),
-)
+@pytest.mark.parametrize(('strategies', 'said'), load_table(__file__, 'test_what_does_not_fit_is_told_by_operator'))
 def test_what_does_not_fit_is_told_by_operator(strategies, said):
     with pytest.raises(Infeasible, match=said):
         lower(GPT, Plan(strategies=strategies), 4)

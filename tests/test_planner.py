@@ -444,14 +444,7 @@ def test_messages_of_two_streams_take_as_long_as_both_and_computation_beside_the
     assert sums.least(26.0, SPEEDS) == pytest.approx(30.0)
 
 
-@pytest.mark.parametrize(
-    'plan',
-    [
-        {'expert': 8, 'copies': 2, 'zero': 3, 'micro_batches': 2},
-        {'expert': 8, 'copies': 2, 'zero': 1, 'recompute': 'full'},
-        {'tensor': 8, 'zero': 2, 'pipeline': 2, 'micro_batches': 4, 'order': '1f1b'},
-    ],
-)
+@pytest.mark.parametrize('plan', load_table(__file__, 'test_the_load_of_a_rank_is_that_of_its_program'))
 def test_the_load_of_a_rank_is_that_of_its_program(plan):
     """On links so slow that nothing else counts, the least step is what the whole program sends over the busiest.
 

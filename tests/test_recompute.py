@@ -119,10 +119,7 @@ def read(tmp_path, model, plan):
     return load_schedule(path)
 
 
-@pytest.mark.parametrize(
-    ('text', 'value'),
-    load_table(__file__, 'test_it_is_read_from_a_file'),
-)
+@pytest.mark.parametrize(('text', 'value'), load_table(__file__, 'test_it_is_read_from_a_file'))
 def test_it_is_read_from_a_file(tmp_path, text, value):
     assert read(tmp_path, GPT, f'recompute: {text}').plan.recompute == value
 

@@ -103,10 +103,7 @@ def test_flags_that_are_known_tell_scripts_that_do_not_fuse(flags, stack):
     assert stack_of('MindSpeed-LLM Legacy', 'Ascend 910B', flags=flags) == stack
 
 
-@pytest.mark.parametrize(
-    ('words', 'stack'),
-    load_table(__file__, 'test_words_on_captured_graphs_tell_the_stack'),
-)
+@pytest.mark.parametrize(('words', 'stack'), load_table(__file__, 'test_words_on_captured_graphs_tell_the_stack'))
 def test_words_on_captured_graphs_tell_the_stack(words, stack):
     assert stack_of('NeMo 25.09' + choices_in(words), 'H100') == stack
 
@@ -211,8 +208,7 @@ def test_a_softmax_is_fused_for_a_multiple_of_four_heads_times_samples(heads, ba
 
 
 @pytest.mark.parametrize(
-    ('name', 'profile', 'share'),
-    load_table(__file__, 'test_attention_of_torch_is_that_of_its_year_and_device'),
+    ('name', 'profile', 'share'), load_table(__file__, 'test_attention_of_torch_is_that_of_its_year_and_device')
 )
 def test_attention_of_torch_is_that_of_its_year_and_device(name, profile, share):
     """FlashAttention-2 on Hopper until cuDNN came first; elsewhere the table of the device."""

@@ -241,15 +241,7 @@ def test_it_trains_as_the_whole_model_does(scattered, copies):
     assert len(check(program, workload, plan, steps=2).deviations) == 2 * (1 + 2 * parameters)
 
 
-@pytest.mark.parametrize(
-    ('layout', 'told'),
-    [
-        ((('dp', 'mp'), ('sp', 'none')), 'dim 0 of input 1 is sharded by other axes than the dim that it is one with'),
-        ((('dp', 'mp'), ('mp', 'dp')), 'an axis shards two dims that are not one'),
-        ((('dp', 'tp'), ('tp', 'none')), "no axis is called 'tp'; there are dp, sp, mp"),
-        ((('dp',), ('none', 'none')), 'has entries for'),
-    ],
-)
+@pytest.mark.parametrize(('layout', 'told'), load_table(__file__, 'test_what_cannot_be_is_told'))
 def test_what_cannot_be_is_told(layout, told):
     with pytest.raises(Infeasible, match=told):
         lower(two_products({'layout': layout}, {}), Plan(device_matrix=MATRIX), 8)

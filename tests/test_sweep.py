@@ -475,10 +475,7 @@ def test_signs_of_markdown_do_not_break_the_table(tmp_path):
     assert {line.replace('\\|', '').count('|') for line in text.splitlines()} == {text.splitlines()[0].count('|')}
 
 
-@pytest.mark.parametrize(
-    ('words', 'what'),
-    load_tree(__file__, 'test_what_does_not_go_together_is_refused'),
-)
+@pytest.mark.parametrize(('words', 'what'), load_tree(__file__, 'test_what_does_not_go_together_is_refused'))
 def test_what_does_not_go_together_is_refused(words, what, tmp_path, capsys):
     path = write(tmp_path, sweep='{plan.copies: [1, 2]}')
 

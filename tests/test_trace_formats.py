@@ -55,8 +55,7 @@ def test_a_row_without_a_step_is_told_and_one_without_a_device_is_of_the_only_on
 
 
 @pytest.mark.parametrize(
-    ('name', 'rows', 'words'),
-    load_tree(__file__, 'test_a_table_that_is_not_whole_or_of_nobody_is_refused'),
+    ('name', 'rows', 'words'), load_tree(__file__, 'test_a_table_that_is_not_whole_or_of_nobody_is_refused')
 )
 def test_a_table_that_is_not_whole_or_of_nobody_is_refused(
     tmp_path: Path, name: str, rows: list[str], words: str

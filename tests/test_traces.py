@@ -98,8 +98,7 @@ def test_plain_msprof_has_the_same_columns_by_other_names(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ('head', 'times'),
-    load_table(__file__, 'test_columns_of_other_versions_are_told_by_name_and_unit'),
+    ('head', 'times'), load_table(__file__, 'test_columns_of_other_versions_are_told_by_name_and_unit')
 )
 def test_columns_of_other_versions_are_told_by_name_and_unit(tmp_path: Path, head: str, times: tuple[str, str]) -> None:
     """In any case, with units in brackets, packed or not; cores by their older names."""
@@ -143,10 +142,7 @@ def test_microseconds_are_read_exactly(text: str, expected: int) -> None:
     assert nanoseconds(text) == expected
 
 
-@pytest.mark.parametrize(
-    ('file', 'expected'),
-    load_table(__file__, 'test_kinds_of_kernels_of_kineto'),
-)
+@pytest.mark.parametrize(('file', 'expected'), load_table(__file__, 'test_kinds_of_kernels_of_kineto'))
 def test_kinds_of_kernels_of_kineto(file: str, expected: dict[str, float]) -> None:
     (trace,) = read_traces(CASES / file)
     assert trace.kernels is not None

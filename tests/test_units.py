@@ -10,10 +10,7 @@ from tables import load_table
 from simpar.units import EXAMPLES, UNITS, format_rate, format_size, format_time, parse, quantise
 
 
-@pytest.mark.parametrize(
-    ('text', 'kind', 'value'),
-    load_table(__file__, 'test_a_quantity_is_read_in_si'),
-)
+@pytest.mark.parametrize(('text', 'kind', 'value'), load_table(__file__, 'test_a_quantity_is_read_in_si'))
 def test_a_quantity_is_read_in_si(text, kind, value):
     if value is None:
         with pytest.raises(ValueError, match='unknown unit'):

@@ -152,8 +152,7 @@ def test_an_all_to_all_gives_what_comes_of_what_it_takes():
 
 
 @pytest.mark.parametrize(
-    ('after', 'attributes', 'message'),
-    load_table(__file__, 'test_an_all_to_all_of_other_shapes_is_refused'),
+    ('after', 'attributes', 'message'), load_table(__file__, 'test_an_all_to_all_of_other_shapes_is_refused')
 )
 def test_an_all_to_all_of_other_shapes_is_refused(after, attributes, message):
     with pytest.raises(ProgramError, match=message):
@@ -221,10 +220,7 @@ def test_an_input_that_was_freed_is_there_again_in_the_next_step():
     validate(small(('A', 'compute', 'given', 'a', 'given')))
 
 
-@pytest.mark.parametrize(
-    ('second', 'what'),
-    load_table(__file__, 'test_each_kind_of_hazard_is_named'),
-)
+@pytest.mark.parametrize(('second', 'what'), load_table(__file__, 'test_each_kind_of_hazard_is_named'))
 def test_each_kind_of_hazard_is_named(second, what):
     program = small(('A', 'compute', 'given', 'a', ''), second)
     assert program.role(0).needs() == [(), (0,)]
@@ -335,10 +331,7 @@ def test_two_ranks_that_send_on_streams_of_their_own_are_not_stuck():
 # tables
 
 
-@pytest.mark.parametrize(
-    ('change', 'what'),
-    load_table(__file__, 'test_an_op_class_that_makes_no_sense_is_refused'),
-)
+@pytest.mark.parametrize(('change', 'what'), load_table(__file__, 'test_an_op_class_that_makes_no_sense_is_refused'))
 def test_an_op_class_that_makes_no_sense_is_refused(change, what):
     assert what in refused(with_class(worked_program(), 1, 1, **change))
 

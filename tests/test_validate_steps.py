@@ -112,12 +112,8 @@ def test_the_choice_among_plans_by_hand():
 
 
 @pytest.mark.parametrize(
-    ('framework', 'stack'),
-    [
-        ('Megatron-DeepSpeed', 'megatron-2021'), ('Composer+PyTorch FSDP1', 'torch-fsdp'),
-        ('MindSpeed-LLM Legacy', 'mindspeed'), ('MindSpore/MindFormers', 'mindformers'), ('a new one', 'eager'),
-    ],
-)  # fmt: skip
+    ('framework', 'stack'), load_table(__file__, 'test_a_framework_has_its_stack_and_an_unknown_one_the_default')
+)
 def test_a_framework_has_its_stack_and_an_unknown_one_the_default(framework, stack):
     assert stack_name(row(framework=framework)) == stack
 
@@ -217,8 +213,7 @@ def test_an_empty_folder_and_an_unknown_set_are_told(tmp_path, refused):
 
 
 @pytest.mark.parametrize(
-    ('column', 'word', 'told'),
-    load_table(__file__, 'test_a_cell_that_says_nothing_is_told_with_its_column'),
+    ('column', 'word', 'told'), load_table(__file__, 'test_a_cell_that_says_nothing_is_told_with_its_column')
 )
 def test_a_cell_that_says_nothing_is_told_with_its_column(tmp_path, refused, column, word, told):
     write(tmp_path, {'id': 'mine:1', column: word})
@@ -236,10 +231,7 @@ def test_cells_of_a_row_without_a_step_are_read_by_nobody(tmp_path):
     assert [one.seconds for one in read_rows(tmp_path)] == [0.0]
 
 
-@pytest.mark.parametrize(
-    ('text', 'dtype', 'fp8'),
-    load_table(__file__, 'test_words_of_precision'),
-)
+@pytest.mark.parametrize(('text', 'dtype', 'fp8'), load_table(__file__, 'test_words_of_precision'))
 def test_words_of_precision(text, dtype, fp8):
     assert precision_of(text) == Precision(dtype, fp8)
 
@@ -250,10 +242,7 @@ def test_a_precision_that_is_not_modelled_is_named(text):
         precision_of(text)
 
 
-@pytest.mark.parametrize(
-    ('text', 'rate'),
-    load_table(__file__, 'test_words_of_a_network'),
-)
+@pytest.mark.parametrize(('text', 'rate'), load_table(__file__, 'test_words_of_a_network'))
 def test_words_of_a_network(text, rate):
     """Devices of a node: 8."""
     assert network_of(text, 8) == Network(rate)
@@ -267,10 +256,7 @@ def test_a_rate_that_may_be_a_cards_or_a_nodes_is_not_used_but_told():
     assert list(assumed(told)) == [found.unsure, 'zero_stage of FSDP not stated: 3'][::-1]
 
 
-@pytest.mark.parametrize(
-    ('cells', 'recompute'),
-    load_tree(__file__, 'test_words_of_recomputation'),
-)
+@pytest.mark.parametrize(('cells', 'recompute'), load_tree(__file__, 'test_words_of_recomputation'))
 def test_words_of_recomputation(cells, recompute):
     assert recompute_of(row(**cells)) == recompute
 
@@ -289,10 +275,7 @@ def test_sequence_parallelism_may_be_told_with_recomputation():
     assert schedule_tree(row(tp=2, dp=4, recompute='selective(attn)+seq-par'))['plan']['sequence_parallel'] is True
 
 
-@pytest.mark.parametrize(
-    ('cells', 'year'),
-    load_table(__file__, 'test_the_year_of_a_framework'),
-)
+@pytest.mark.parametrize(('cells', 'year'), load_table(__file__, 'test_the_year_of_a_framework'))
 def test_the_year_of_a_framework(cells, year):
     assert year_of(row(**cells)) == year
 
@@ -304,10 +287,7 @@ def test_the_year_reaches_the_table_of_stacks():
     assert list(assumed(silent)) == ['year of Megatron-LM not stated: its stack of today']
 
 
-@pytest.mark.parametrize(
-    ('text', 'memory', 'profile'),
-    load_table(__file__, 'test_words_of_an_accelerator'),
-)
+@pytest.mark.parametrize(('text', 'memory', 'profile'), load_table(__file__, 'test_words_of_an_accelerator'))
 def test_words_of_an_accelerator(text, memory, profile):
     assert profile_of_hardware(text, memory) == profile
 
@@ -336,8 +316,7 @@ def test_mindspeed_without_its_flag_for_flash_attention_has_none():
 
 
 @pytest.mark.parametrize(
-    ('model', 'vocabulary'),
-    load_table(__file__, 'test_a_published_model_has_the_vocabulary_of_its_config'),
+    ('model', 'vocabulary'), load_table(__file__, 'test_a_published_model_has_the_vocabulary_of_its_config')
 )
 def test_a_published_model_has_the_vocabulary_of_its_config(model, vocabulary):
     assert vocabulary_of(model) == vocabulary

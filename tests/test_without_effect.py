@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from small_schedules import VALUES, small_schedule
-from tables import load_tree
+from tables import load_table, load_tree
 
 from simpar import cli
 from simpar.ablation.find import same
@@ -142,16 +142,7 @@ def test_on_one_rank_nothing_of_communication_has_an_effect(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    'plan',
-    [
-        '{zero: 3, shard: [weights, gradients, state]}',
-        '{zero: 3, shard: [state, gradients, weights], gather: on-use-twice, accumulate: sharded, shard_group: 8}',
-        '{data: 8, zero: 1, gather: after-update, shard_threshold: 0 B}',
-        '{pipeline: 2, data: 4, micro_batches: 2, stages: [2, 2], chunks: 1}',
-        '{fusion: layer, reduce: early, dataset: data-parallel, prefetch: 1, zero: 3}',
-    ],
-)
+@pytest.mark.parametrize('plan', load_table(__file__, 'test_what_says_the_same_twice_or_as_by_default_is_not_told'))
 def test_what_says_the_same_twice_or_as_by_default_is_not_told(tmp_path, plan):
     found = [one.key for one in told(tmp_path, GPT, plan)]
     assert found == []
