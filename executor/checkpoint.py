@@ -371,6 +371,8 @@ def _list_of(folder: Path) -> tuple[Contents | None, Problem]:
         if not all(_FILE.fullmatch(chunk.file) for chunk in stored.chunks):
             what = f'{name} is said to be in a file of another name than __RANK_0.distcp'
             return None, Problem(str(path), what)
+        if not isinstance(getattr(torch, stored.dtype, None), torch.dtype):
+            return None, Problem(str(path), f'{name} has no dtype of torch (got {stored.dtype[:40]!r})')
     return found, Problem(str(path), '')
 
 
@@ -470,7 +472,8 @@ def _values(folder: Path, chunk: Chunk) -> torch.Tensor:
     try:
         # Tensors alone: a file that is read must not run code.
         found = torch.load(io.BytesIO(content), weights_only=True)
-    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    # What torch makes of broken bytes fails in any way.
+    except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise _damaged(folder, Problem(str(path), f'cannot be read: {reason[:100]}')) from None
     if not isinstance(found, torch.Tensor):

@@ -2,8 +2,6 @@
 
 import io
 import os
-import pickle
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,14 +63,19 @@ def save_state(path: str | os.PathLike[str], result: Result, *, program: str, se
 
 def load_state(path: str | os.PathLike[str]) -> Result:
     """Read what ``save_state`` wrote; raises ``ScheduleError`` for another file, and ``OSError``."""
+    content = read_regular(path, MOST_BYTES)
     try:
         # Tensors and plain values only: a file that is read must not run code.
-        found = torch.load(io.BytesIO(read_regular(path, MOST_BYTES)), weights_only=True)
-    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError) as error:
+        found = torch.load(io.BytesIO(content), weights_only=True)
+    # What torch makes of broken bytes fails in any way.
+    except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise _wrong(path, f'cannot be read: {reason[:100]}') from None
+    kinds = {'losses': list, 'parameters': dict, 'gradients': dict}
     if not isinstance(found, dict) or found.get('format') != FORMAT:
         raise _wrong(path, 'is not the state of a run')
+    if lacking := [name for name, kind in kinds.items() if not isinstance(found.get(name), kind)]:
+        raise _wrong(path, f'is not a whole state: it has no {lacking[0]}')
     return Result(tuple(found['losses']), found['parameters'], found['gradients'])
 
 

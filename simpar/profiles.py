@@ -9,6 +9,7 @@ import io
 import math
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -159,11 +160,20 @@ def profile_of_hardware(text: str, memory: float = 0.0) -> str:
     return ''
 
 
+def _require_short(name: str | os.PathLike[str]) -> None:
+    """Refuse what no system takes as the name or path of a file, and would say by an error of its own."""
+    parts = [part.encode('utf-8', 'replace') for part in Path(name).parts]
+    if max(map(len, parts), default=0) > 255 or len(b'/'.join(parts)) > 4000:
+        what = f'no file has so long a name (got {str(name)[:80]!r} …)'
+        raise ProfileError(Problem('cluster', what, 'write a name, or a path'))
+
+
 def profile_path(name: str | os.PathLike[str]) -> Path:
     """The file of a profile, by its name, or by the path of it or of its folder.
 
     Raises ``ProfileError`` that lists the names for what is none of these.
     """
+    _require_short(name)
     # A known name goes before a file that happens to be called so.
     path, shipped = Path(name), profile_folder() / name / FILE
     # Only a name has no folders.
@@ -417,7 +427,7 @@ def _read(name: str, kind: str, data: bytes) -> tuple[Row, ...]:
     try:
         reader = csv.reader(io.StringIO(_table_text(name, data), newline=''))
         lines = [(reader.line_num, words) for words in reader if words and not words[0].startswith('#')]
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as failure:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as failure:
         raise ProfileError(Problem(name, f'cannot be read: {str(failure)[:100]}', 'write CSV in UTF-8')) from None
     problems: list[Problem] = []
     rows = tuple(_rows(name, kind, lines, problems))
@@ -505,6 +515,7 @@ def stack_names() -> list[str]:
 
 def stack_path(name: str | os.PathLike[str]) -> Path:
     """The file of a stack, by its name or path; raises ``ProfileError`` that lists the names for what is neither."""
+    _require_short(name)
     shipped = stack_folder() / f'{name}.yaml'
     # Only a name has no folders.
     if Path(name).name == str(name) and shipped.is_file():

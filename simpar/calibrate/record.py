@@ -201,6 +201,10 @@ def load_record(path: Path) -> Record:
 
 def _whole(path: Path, record: Record) -> Record:
     """The record, if it has rows of every table that it needs, and hosts with as many ranks each."""
+    try:
+        parse_net(record.net)
+    except ValueError as wrong:
+        raise errors.ScheduleError(errors.Problem(str(path), f'net: {wrong}')) from None
     if record.ranks % record.hosts:
         what = f'hosts: {record.ranks} ranks are not as many on each of {record.hosts}'
         raise errors.ScheduleError(errors.Problem(str(path), what, EXPECTED))
@@ -365,7 +369,8 @@ def _line(key: Key, rows: Sequence[tuple[Row, str]], take: Take) -> Line:
     """The weighted mean of rows that have one key."""
     figures = [counted(row) for row, _ in rows]
     weights = [row.weight for row, _ in rows]
-    phases = {phase: _mean([(row.weight, low(counted(row))) for row, its in rows if its == phase]) for _, phase in rows}
+    named = dict.fromkeys(phase for _, phase in rows)
+    phases = {phase: _mean([(row.weight, low(counted(row))) for row, its in rows if its == phase]) for phase in named}
     # The widest spread: a mean would hide one bad row among good ones.
     cv = max(one.cv for one in figures)
     return Line(

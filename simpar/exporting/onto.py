@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from simpar import document
 from simpar.errors import Problem, ScheduleError
 from simpar.exporting import export, megatron
 from simpar.exporting.settings import Said, Target, Values, values_of, word_of
@@ -52,7 +53,7 @@ def onto(schedule: Schedule, to: str, path: Path, *, given: Mapping[str, str] | 
         raise ScheduleError(Problem('--onto', what, 'leave it out, and copy the lines'))
     said = target.settings(wanted)
     goal = export.read_back(target, said, wanted)
-    text = path.read_text(encoding='utf-8')
+    text = document.text_of(path).replace('\r\n', '\n')
     asked = dict(given or {})
     edited = text
     for _ in range(_ROUNDS):

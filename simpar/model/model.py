@@ -350,6 +350,8 @@ def _read(text: str) -> Exported:
     tree = json.loads(text)
     if not isinstance(tree, dict) or tree.get('format') != FORMAT:
         raise ValueError(f'no {FORMAT}')
+    if not all(isinstance(one['name'], str) for one in (*tree['nodes'], *tree['sources'])):
+        raise ValueError('a name is no text')
     nodes = tuple(_node(one, tree['batch']) for one in tree['nodes'])
     if not nodes:
         raise ValueError('no operators')

@@ -107,7 +107,11 @@ class _Parts:
             raise ScheduleError(Problem(where, f'not a whole program ({type(error).__name__}: {error})')) from error
 
     def _role_of_rank(self) -> NDArray[np.int32]:
-        role_of_rank = np.full(int(self.head['world']), -1, dtype=np.int32)
+        world = int(self.head['world'])
+        # Before room is made for them.
+        if not 0 < world <= sum(len(role['ranks']) for role, _ in self.roles):
+            raise ValueError('every rank needs a role')
+        role_of_rank = np.full(world, -1, dtype=np.int32)
         for index, (role, _) in enumerate(self.roles):
             role_of_rank[role['ranks']] = index
         if (role_of_rank < 0).any():

@@ -106,7 +106,7 @@ def text_of(path: Path) -> str:
             with gzip.open(io.BytesIO(data)) as packed:
                 data = packed.read(MOST_BYTES + 1)
         return data.decode('utf-8-sig')
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ScheduleError(Problem(str(path), f'cannot be read: {error}', 'export it again')) from None
 
 

@@ -54,7 +54,7 @@ def read_dump(path: Path) -> RankTrace:
             # Added up, not formatted: what is no text may be a list of itself, whose words have no end.
             calls[name + ' (' + title + ')'].append(Call(number, f'{what} of {sizes}', over))
         world = max((len(json.loads(one['ranks'])) for one in found['pg_config'].values()), default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         what = f'is no whole dump of a flight recorder: {error.__class__.__name__} {error}'
         raise ScheduleError(Problem(str(path), what, 'give the file as torch wrote it')) from None
     rank = _RANK.search(path.name.partition('.')[0])

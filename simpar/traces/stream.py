@@ -22,6 +22,8 @@ _BETWEEN = re.compile(rb'\}\s*,\s*\{')
 _CLOSES = re.compile(rb'\]')
 _EMPTY: Final = b'"traceEvents": []'
 _RECORD: Final = 'record it again; a profiler that is killed leaves its file cut off'
+_BROKEN: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec makes of a text that is no JSON."""
 T = TypeVar('T')
 Plain = str | int | float | None
 """A value of JSON that is neither a list nor an object."""
@@ -78,7 +80,7 @@ class Stream(Generic[T]):
     def _whole(self, text: bytes) -> Any:
         try:
             return msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except _BROKEN as error:
             raise self._problem(f'is no JSON: {error}', _RECORD) from None
 
     def _some(self, text: bytes) -> tuple[list[T], bytes]:
@@ -101,7 +103,7 @@ class Stream(Generic[T]):
             return self._batch.decode(b'[' + text + b']')
         except msgspec.ValidationError as error:
             raise self._problem(f'has an event of another form: {error}', _RECORD) from None
-        except (msgspec.DecodeError, RecursionError):
+        except _BROKEN:
             return None
 
     def _last(self, head: bytes, text: bytes) -> list[T]:
@@ -110,7 +112,7 @@ class Stream(Generic[T]):
             behind = text[place.end() :]
             if not head and behind.strip():
                 break
-            with suppress(msgspec.DecodeError, RecursionError):
+            with suppress(*_BROKEN):
                 root = msgspec.json.decode(head + _EMPTY + behind) if head else {}
                 found = self._events(text[: place.start()])
                 if found is not None and isinstance(root, dict):

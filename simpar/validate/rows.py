@@ -118,9 +118,10 @@ def other_files(folder: Path) -> Iterator[tuple[Path, Problem]]:
     for path in sorted(folder.glob('*.csv')):
         try:
             head = read_regular(path, MOST_BYTES).decode('utf-8').partition('\n')[0]
-        except (OSError, UnicodeDecodeError):
+            columns = next(csv.reader([head]), [])
+        except (OSError, UnicodeDecodeError, csv.Error):
             continue
-        missing = _missing(next(csv.reader([head]), []))
+        missing = _missing(columns)
         if missing:
             yield path, _lacks(path, missing)
 
@@ -184,17 +185,19 @@ def _read(path: Path, problems: list[Problem]) -> list[Row]:
         problems.append(Problem(str(path), f'cannot be read: {str(failure)[:100]}', 'write CSV in UTF-8'))
         return []
     reader = csv.DictReader(io.StringIO(text, newline=''))
-    missing = _missing(reader.fieldnames or ())
-    if missing:
-        problems.append(_lacks(path, missing))
-        return []
     rows = []
-    for cells in reader:
-        # What stands behind the last column has no name.
-        found = {key: word.strip() for key, word in cells.items() if key and word and word.strip()}
-        row = _row(path, reader.line_num, found, problems)
-        if row:
-            rows.append(row)
+    try:
+        if missing := _missing(reader.fieldnames or ()):
+            problems.append(_lacks(path, missing))
+            return []
+        for cells in reader:
+            # What stands behind the last column has no name.
+            found = {key: word.strip() for key, word in cells.items() if key and word and word.strip()}
+            row = _row(path, reader.line_num, found, problems)
+            if row:
+                rows.append(row)
+    except csv.Error as failure:
+        problems.append(Problem(f'{path}:{reader.line_num}', f'no row of CSV: {failure}', 'write one line a row'))
     return rows
 
 

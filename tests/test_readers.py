@@ -1,0 +1,155 @@
+"""Readers: every module that opens a file stands in a list; good files are read, changed ones answered or refused."""
+
+import ast
+import contextlib
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+pytestmark = pytest.mark.torch
+
+from bench_record import record
+from every import some
+from prove_readers import WRONG, read_case
+from readers import NO_READERS, READERS, RECORDED, ROOT, seeds
+
+from simpar import cli, load_case
+from simpar.errors import ProfileError, SimparError
+from simpar.profiles import load_profile, load_stack
+from simpar.program.text import format_program
+
+OPENS = {'read_regular', 'read_text', 'read_bytes', 'open', 'connect', 'fdopen'}
+"""Functions that open a file; rows of simpar's own tables come by `read_csv`."""
+CASES = 6
+"""Changed files of each reader that the suite takes."""
+
+
+def state(**parts):
+    """The file of a run's state that has these parts."""
+    out = io.BytesIO()
+    torch.save({'format': 'simpar state 1', **parts}, out)
+    return out.getvalue()
+
+
+def arrays(head):
+    """The file of a run whose first array has this head."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, 'w') as packed:
+        packed.writestr('what.npy', b'\x93NUMPY\x01\x00' + len(head).to_bytes(2, 'little') + head)
+    return out.getvalue()
+
+
+def module(**node):
+    """A schedule of a module's graph whose first node says something else."""
+    (first, *_) = READERS['module graph'].seeds(Path())
+    tree = json.loads(first.files['s.yaml'])
+    graph = json.loads(tree['workload']['module']['graph'])
+    graph['nodes'][0] |= node
+    tree['workload']['module']['graph'] = json.dumps(graph)
+    return json.dumps(tree).encode()
+
+
+def program(**head):
+    """A program whose head says something else."""
+    case = load_case(
+        'simpar: 1\ncluster: cpu-gloo\nworkload: {batch: 4, network: [{dense: {in: 4, out: 4}}]}\nplan: {}\n'
+    )
+    first, line, *others = format_program(case.program).splitlines()
+    return '\n'.join([first, f'program {json.dumps({**json.loads(line.partition(" ")[2]), **head})}', *others]).encode()
+
+
+def opening() -> Iterator[str]:
+    """Modules that call one of them."""
+    for path in sorted(path for top in ('simpar', 'executor') for path in (ROOT / top).rglob('*.py')):
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, 'attr', getattr(node.func, 'id', ''))
+                if name in OPENS:
+                    yield str(path.relative_to(ROOT))
+                    break
+
+
+def test_every_module_that_opens_a_file_stands_in_a_list():
+    read = {module for reader in READERS.values() for module in reader.modules}
+    assert set(opening()) == read | set(NO_READERS)
+    assert not read & set(NO_READERS)
+
+
+@pytest.fixture(scope='module')
+def known(tmp_path_factory):
+    def quietly(words):
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert cli.main(words) == 0
+
+    return seeds(tmp_path_factory.mktemp('seeds'), quietly)
+
+
+@pytest.mark.parametrize('name', READERS)
+def test_changed_files_are_answered_or_refused(known, name):
+    assert known[name]
+    for number in some(range(60), CASES):
+        found = read_case(known, 7, number, [name])
+        assert found.outcome not in WRONG, found
+
+
+@pytest.mark.parametrize('name', READERS)
+def test_a_good_file_of_each_reader_is_answered(known, name, tmp_path):
+    """Else changed ones would all be refused for one reason."""
+    for number, seed in enumerate(known[name]):
+        for path, data in seed.files.items():
+            file = tmp_path / str(number) / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+        with contextlib.suppress(SimparError):
+            READERS[name].read(tmp_path / str(number))
+            return
+    raise AssertionError(f'no seed of {name} is answered')
+
+
+LONG = 'x' * 140_000
+FLIGHT = (RECORDED / 'flight' / 'rank0.json').read_text(encoding='utf-8')
+PROFILE = {path.name: path.read_bytes() for path in (ROOT / 'hw_profiles' / 'h100-sxm-8').iterdir()}
+PACKED = PROFILE['matmul.csv.gz']
+EVENTS = (RECORDED / 'kineto_cases' / 'copy_only.json').read_bytes()
+LIST = {'format': 'simpar checkpoint 2', 'step': 1, 'seed': 0, 'program': 'ab', 'losses': [1.0],
+        'tensors': {'a': {'shape': [1], 'dtype': 'floa%32', 'chunks': []}},
+        'trained': {'workload': {'model': {}, 'batch': 4}, 'dtype': '', 'data': 'drawn'}}  # fmt: skip
+BROKEN = (
+    ('module graph', {'s.yaml': module(name=None)}),
+    ('Kineto', {'r.json': EVENTS.replace(b'"id"', b'"\xffid"', 1)}),
+    ('state of a run', {'state.pt': state()[:-30] + b'\0' * 30}),
+    ('state of a run', {'state.pt': b'\x80\x02h\x13.'}),
+    ('checkpoint', {'simpar.json': json.dumps(LIST).encode()}),
+    ('calibration record', {'r.json': json.dumps({**record(), 'net': ' '}).encode()}),
+    ('flight recorder', {'rank0.json': FLIGHT.replace('[[1000]]', '[[Infinity]]', 1).encode()}),
+    ('profile and its tables', {**PROFILE, 'matmul.csv.gz': PACKED[:60] + b'\xff' * 40 + PACKED[100:]}),
+    ('journal of a bench', {'bench.json': b'{"device": "cpu"}', '00000.npz': arrays(b"{'descr': '<f8', (\n")}),
+    ('measured steps', {'a.csv': f'id,{LONG}\n1,2\n'.encode()}),
+    ('measured steps', {'a.csv': (next((ROOT / 'measured_steps').glob('*.csv')).read_bytes() + f'{LONG}\n'.encode())}),
+    ('script to edit', {'r.sh': b'torchrun pretrain_gpt.py --num-layers \xff\n'}),
+    ('journal of a bench', {'bench.json': b'[1]'}),
+    ('journal of a bench', {'bench.json': b'[' * 100_000}),
+    ('state of a run', {'state.pt': state(losses=[1.0])}),
+    ('saved program', {'p.program': program(world=10**11)}),
+)
+"""What ended in another exception than simpar's own."""
+
+
+@pytest.mark.parametrize(('name', 'files'), BROKEN)
+def test_what_once_was_no_refusal_is_one(name, files, tmp_path):
+    for path, data in files.items():
+        (tmp_path / path).write_bytes(data)
+    with pytest.raises(SimparError):
+        READERS[name].read(tmp_path)
+
+
+@pytest.mark.parametrize('name', ['1.profile=' * 40, 'a/' * 3000, '\ud800' * 300])
+def test_names_that_no_file_has_are_refused(name):
+    for load in (load_profile, load_stack):
+        with pytest.raises(ProfileError):
+            load(name)
