@@ -20,8 +20,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tables import load_table
-
 from simpar.document.tree import parse
 from simpar.errors import ScheduleError
 from simpar.importing.command_line import settings_of
@@ -30,6 +28,7 @@ from simpar.importing.mapping import Import
 from simpar.importing.megatron import MEGATRON
 from simpar.importing.mindspeed import MINDSPEED_HINTS
 from simpar.importing.read import imported
+from tests.tables import load_table
 
 RECORDED = Path(__file__).parent / 'recorded' / 'field.json.xz'
 SCORE = '| launcher | public files | clean | with gaps | refused | what is missing most often |'
