@@ -1,13 +1,14 @@
 """Write the table of anchors in docs/proofs/accuracy_rows.md: `python -m tests.anchored_page`.
 
-Runs of a set on one node are the anchors of its larger runs, on the same device and stack. Beside them stands what
+Runs of a set on one node are the anchors of its larger runs, on the same device and stack: those that are nearest to
+a larger one, as anyone would measure who wants to know of it. Beside them stands what
 any anchor of one node could do at best with one factor: the larger runs by the median of what the node's runs lack.
 """
 
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import expm1, log
+from math import expm1, inf, log
 from pathlib import Path
 from statistics import median
 
@@ -57,6 +58,19 @@ def kind(row: Row) -> tuple[str, str]:
     return stack_name(row), profile_of_hardware(row.text('hardware'), row.whole('gpu_mem_gb'))
 
 
+def nearest(row: Row, runs: Sequence[Row]) -> list[Row]:
+    """Runs of the kind of a row by how far they are off in width, then tokens of a micro-batch, then tensor degree."""
+
+    def far(run: Row) -> tuple[float, ...]:
+        sizes = [(one.whole('hidden'), one.whole('micro_batch') * one.whole('seq'), one.whole('tp', 1))
+                 for one in (row, run)]  # fmt: skip
+        return tuple(
+            round(abs(log(mine / other)), 3) if mine and other else inf for mine, other in zip(*sizes, strict=True)
+        )
+
+    return sorted((run for run in runs if kind(run) == kind(row)), key=far)
+
+
 def file_of(row: Row, folder: Path) -> Path:
     path = folder / f'{row.name.replace(":", "_")}.yaml'
     path.write_text(yaml.safe_dump(schedule_tree(row)), encoding='utf-8')
@@ -87,7 +101,7 @@ def lines(folder: Path) -> Iterator[str]:
         part = part_of(name, hardware)
         larger = part.larger[:MOST_LARGER]
         for count in RUNS:
-            found = [told(row, [run for run in part.nodes if kind(run) == kind(row)][:count], folder) for row in larger]
+            found = [told(row, nearest(row, part.nodes)[:count], folder) for row in larger]
             plain, before, error, after = (median(map(abs, column)) for column in zip(*found, strict=True))
             shown = ' | '.join(f'{expm1(one):.1%}' for one in (error, before, after))
             inside = sum(abs(one[2]) <= one[3] for one in found)
