@@ -195,6 +195,7 @@ def script(tmp_path: Path, text: str) -> Path:
         ('0.1, 0.9)', '0.1, 0.9), boost_level="O1"', 15, 'boost_level of Model is not read'),
         ('nn.Momentum(', 'nn.Lamb(', 15, 'Lamb is not read'),
         ('.batch(8))', '.batch(8 if FAST else 4))', 16, 'the batch is no number'),
+        ('return self.two(self.one(x))', 'with ms.no_grad():\n            return self.two(x)', 12, 'with in a network'),
         ('net = Net()', 'net = Net()\nnet.construct = lambda x: net.one(x)', 15, '.construct is set anew'),
         ('net = Net()', 'Net.construct = lambda self, x: self.one(x)\nnet = Net()', 14, '.construct is set anew'),
         ('net = Net()', 'exec("ms.set_auto_parallel_context(pipeline_stages=2)")\nnet = Net()', 14, 'what exec() does'),
@@ -293,7 +294,7 @@ def test_layers_that_a_loop_puts_into_a_list_all_count(tmp_path: Path) -> None:
         f'{HEAD}\nclass Base(nn.Cell):\n    def __init__(self, width, *, depth=3):\n        super().__init__()\n'
         '        self.blocks, parts = nn.CellList(), []\n        for i in range(depth):\n'
         '            if i == 2:\n                continue\n            parts.append(nn.Dense(width, width))\n'
-        '            self.blocks.append(nn.SequentialCell(*parts[i:], nn.ReLU()))\n'
+        '            self.blocks.append(nn.SequentialCell(parts[i:] + [nn.ReLU()]))\n        parts.append(3)\n'
         "        for i in range(2):\n            setattr(self, f'last{i}', nn.Dense(width, width))\n",
         encoding='utf-8',
     )

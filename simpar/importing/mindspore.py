@@ -154,7 +154,8 @@ class Script(Parallel):
             for words in runs:
                 for option, value in re.findall(r'--([\w-]+)(?:[= ]\s*([^\s-][^\s]*))?', words):
                     known = option.replace('-', '_')
-                    self.options[known] = UNKNOWN if '$' in value or known in self.options else value or True
+                    said_so = UNKNOWN if '$' in value else value or True
+                    self.options[known] = said_so if self.options.get(known, said_so) == said_so else UNKNOWN
         if said.isdecimal() and int(said):
             self.world = int(said)
         elif len(found) > 1:
@@ -171,7 +172,10 @@ class Script(Parallel):
         """Devices; of the context where it says them, unless ``--set`` does."""
         number, line = self.context.pop('device_num', (None, 0))
         said = self.given.get('worker_num') or self.given.get('device_num')
-        if isinstance(number, int) and number > 0 and not said:
+        if self.world not in (0, number) and isinstance(number, int) and not said:
+            what = f'device_num is {number}, and {self.world} processes are started'
+            self.refuse(line, what, 'say one: --set worker_num=8')
+        elif isinstance(number, int) and number > 0 and not said:
             self.line('device_num', number, line, ('cluster.devices',))
             self.world = number
         if not self.world:
@@ -182,6 +186,8 @@ class Script(Parallel):
 
     def of_module(self, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         last_of = name.rpartition('.')[2]
+        # What a call is given is as it was then, however the list grows.
+        values = [list(value) if isinstance(value, list) else value for value in values]
         if any(isinstance(value, Data) for value in (*values, *named.values())):
             made = Thing(name, line, values, named)
             return (
@@ -515,7 +521,7 @@ class Script(Parallel):
         first = result[0] if isinstance(result, (tuple, list)) and result and self.forward is not None else result
         if isinstance(first, Thing) and first.name == LOST:
             return first.values[0]
-        if isinstance(first, Data) and self.forward is None:
+        if isinstance(first, Data) and (self.forward is None or of is self.with_loss):
             return first
         if not self.problems:
             what = 'what the network returns is not one result of a layer'

@@ -233,12 +233,12 @@ class Reader(ABC):
             raise _Turn(isinstance(one, ast.Break))
         elif isinstance(one, ast.If):
             self.branch(one, scope)
-        elif isinstance(one, ast.With):
+        elif isinstance(one, ast.With) and not self.depth:
             for item in one.items:
                 if item.optional_vars is not None:
                     self.assign(item.optional_vars, UNKNOWN, scope)
             self.run(one.body, scope)
-        elif isinstance(one, ast.Try):
+        elif isinstance(one, ast.Try) and not self.depth:
             self.run([*one.body, *one.orelse, *one.finalbody], scope)
         elif isinstance(one, ast.For):
             self.loop(one, scope)
@@ -479,7 +479,9 @@ class Reader(ABC):
             texts = [
                 self.value(part.value if isinstance(part, ast.FormattedValue) else part, scope) for part in one.values
             ]
-            return ''.join(map(str, texts)) if all(isinstance(text, (int, str)) for text in texts) else UNKNOWN
+            known = all(isinstance(text, (int, str)) and len(str(text)) < MOST_CALLS for text in texts)
+            is_plain = all(getattr(part, 'format_spec', None) is None for part in one.values)
+            return ''.join(map(str, texts)) if known and is_plain else UNKNOWN
         if isinstance(one, ast.Lambda):
             body = ast.Return(one.body, lineno=one.lineno, col_offset=0)
             return Function(ast.FunctionDef('lambda', one.args, [body], [], lineno=one.lineno, col_offset=0), scope)
@@ -539,10 +541,9 @@ class Reader(ABC):
     def sign(self, one: ast.BinOp | ast.AugAssign, left: Any, right: Any) -> Any:
         if isinstance(left, Data) or isinstance(right, Data):
             return self.arithmetic(one, left, right)
-        if isinstance(one.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
-            return left + right
-        if isinstance(one.op, ast.Add) and isinstance(left, tuple) and isinstance(right, tuple):
-            return left + right
+        if isinstance(one.op, ast.Add) and isinstance(left, (list, tuple)) and isinstance(right, type(left)):
+            both = [*left, *right][: MOST_CALLS + 1]
+            return UNKNOWN if len(both) > MOST_CALLS else both if isinstance(left, list) else tuple(both)
         if isinstance(one.op, ast.Mult) and isinstance(left, (list, tuple)) and isinstance(right, int):
             return left * right if len(left) * right <= MOST_CALLS else UNKNOWN
         texts = isinstance(left, str) and isinstance(right, str) and isinstance(one.op, ast.Add)
@@ -553,7 +554,7 @@ class Reader(ABC):
                 found = _SIGNS[type(one.op)](left, right)
             except (TypeError, ArithmeticError):
                 return UNKNOWN
-            return found if texts or abs(found) < _MOST else UNKNOWN
+            return found if (len(found) < MOST_CALLS if texts else abs(found) < _MOST) else UNKNOWN
         return UNKNOWN
 
     def attribute(self, one: ast.Attribute, scope: Scope) -> Any:
@@ -638,7 +639,7 @@ class Reader(ABC):
             more = self.parts(one)
             if of.name == 'append' and values:
                 parts.append(one)
-            elif of.name == 'extend' and more is not None:
+            elif of.name == 'extend' and more is not None and len(parts) + len(more) <= MOST_CALLS:
                 parts.extend(more)
             elif of.name == 'insert' and isinstance(one, int) and len(values) > 1:
                 parts.insert(one, values[1])
