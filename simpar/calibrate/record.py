@@ -1,7 +1,5 @@
 """What ``python -m executor.bench`` has written, read and checked; and the tables of a profile that its rows become."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools
