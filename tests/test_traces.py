@@ -27,7 +27,7 @@ from simpar.recording.join import program_key
 from simpar.recording.readers import join_ascend, write_measured
 from simpar.traces import RankTrace, culprit_of, figures, read_traces, step_figures, waits_of
 from simpar.traces.ascend import nanoseconds
-from simpar.traces.names import kind_of
+from simpar.traces.kineto import kind_of
 from simpar.traces.replay import change_of, what_if
 from simpar.traces.stream import Stream
 

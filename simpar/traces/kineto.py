@@ -1,21 +1,48 @@
 """Kineto recordings (torch.profiler on CUDA, ROCm, MTIA and hosts) as tables of kernels and of the host's ops."""
 
+import csv
 import json
 import re
 from collections.abc import Iterator, Sequence, Set
 from functools import lru_cache
+from importlib.resources import files
 from math import prod
 from pathlib import Path
 from sys import intern
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
 
 from simpar.errors import Problem, ScheduleError
-from simpar.traces.names import kind_of
 from simpar.traces.stream import Plain, Stream
 from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, HOST, NO_STEP, Ints, Kernels, RankTrace, table_of
+
+# Names of kernels: which of them communicate or copy, whatever library they are of.
+
+
+KernelKind = Literal['compute', 'communication', 'memory', 'other']
+_WAITS = re.compile(r'.*Sync')
+
+
+@lru_cache(maxsize=4096)
+def kind_of(name: str) -> KernelKind:
+    """What a kernel does, by its name. Source: the table ``kernels.csv`` beside this file."""
+    for kind, pattern in _patterns():
+        if pattern.search(name):
+            return kind
+    return 'other' if _WAITS.match(name) else 'compute'
+
+
+@lru_cache(maxsize=1)
+def _patterns() -> tuple[tuple[KernelKind, re.Pattern[str]], ...]:
+    rows = list(csv.DictReader(files(__package__).joinpath('kernels.csv').read_text(encoding='utf-8').splitlines()))
+    kinds: tuple[KernelKind, ...] = ('compute', 'communication', 'memory')
+    return tuple(
+        (kind, re.compile('|'.join(f'(?:{row["pattern"]})' for row in rows if row['kind'] == kind), re.IGNORECASE))
+        for kind in kinds
+    )
+
 
 DEVICE: Final = frozenset({'kernel', 'gpu_memcpy', 'gpu_memset', 'memcpy', 'memset', 'mtia_ccp_events'})
 """Categories, in lower case, of what runs on a device; launches and waits of a host may have a stream, too."""
