@@ -62,7 +62,7 @@ class Packing:
     @classmethod
     def of(cls, program: Program, op: OpClass) -> Packing:
         """Find the packing of an op of a program."""
-        packs, unpacks = op.operator in ('reduce_scatter', 'piece'), op.operator == 'all_gather'
+        packs, unpacks = op.operator in ('reduce_scatter', 'piece', 'keep'), op.operator == 'all_gather'
         names = op.writes + op.accumulates if packs else op.reads if unpacks else ()
         found = tuple(buffer(program, program.tensor[name]) for name in names)
         # Most ops pack nothing, and then skip all of it at run time.

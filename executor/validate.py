@@ -29,7 +29,7 @@ def dims_of(op: OpClass) -> tuple[int, ...]:
     """
     dim = op.attributes.get('dim', 0)
     # Packed tensors are read one by one but split as one buffer, so dims belong to what the op makes.
-    packs = op.operator in ('reduce_scatter', 'piece')
+    packs = op.operator in ('reduce_scatter', 'piece', 'keep')
     count = len(op.writes + op.accumulates) if packs else len(op.reads)
     if not isinstance(dim, str):
         return (int(dim),) * count

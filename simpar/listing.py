@@ -27,7 +27,7 @@ from simpar.program import COLLECTIVES, PER_RANK, OpClass, Program, Tensor
 from simpar.units import format_size, format_time
 from simpar.workload import Workload
 
-MOVES: Final = frozenset({'slice', 'pad', 'scale', 'piece', 'reshard', 'take'})
+MOVES: Final = frozenset({'slice', 'pad', 'scale', 'piece', 'keep', 'reshard', 'take'})
 """Operators by which tensors change their layout or their memory, none of the model's own."""
 WEIGHT_FIRST: Final = frozenset(name for kind in OPERATORS if kind.lead for name in kind.primitives)
 """Operators whose strategy has the weight before the value; programs read the value first."""

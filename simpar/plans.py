@@ -114,8 +114,11 @@ class Plan:
         shard_form: how a parameter is sharded: ``dim``, equal slices of a dim, or full where none divides (MindSpore);
             ``padded``, its rows as torch.chunk deals them out, messages padded to equal shares (FSDP2); ``flat``, the
             parameters of a message in one buffer, of which each rank has an equal range (Megatron-LM, DeepSpeed);
+            ``owned``, as flat, but that each of Muon's matrices is whole on one rank, which updates it (Megatron-LM);
             empty: ``dim``, but with ``zero`` for messages that do not divide ``flat`` (1, 2) and ``padded`` (3).
         shard_group: data ranks that share one set of shards, neighbours; sums go on over the groups; 0: all.
+        second_shards: neighbouring data ranks that share out what they gathered first in a step; all further gathers of
+            the step are among them (hpZ of ZeRO++), so that backwards gather inside of a server; 0: none.
         shard_threshold: parameters of fewer bytes (on a tensor rank) stay full; none: 64 KiB with ``hsdp``, else 0.
         unsharded: tuple[Pattern, ...] = ()
         accumulate: of several micro-batches, ``full`` gradients that are reduce-scattered once, or ``sharded`` ones,
@@ -191,8 +194,9 @@ class Plan:
     gather: Literal['', 'after-update', 'on-use', 'on-use-twice'] = ''
     hsdp: Literal['off', 'level1', 'level2', 'level3'] = 'off'
     zero: int = 0
-    shard_form: Literal['', 'dim', 'padded', 'flat'] = ''
+    shard_form: Literal['', 'dim', 'padded', 'flat', 'owned'] = ''
     shard_group: int = 0
+    second_shards: int = 0
     shard_threshold: Bytes | None = None
     unsharded: tuple[Pattern, ...] = ()
     accumulate: Literal['', 'full', 'sharded'] = ''

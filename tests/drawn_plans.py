@@ -121,7 +121,7 @@ def of_data_ranks(framework, seed):
     if zero in (1, 2):
         plan['fusion'] = '100 MB'
     if framework == 'deepspeed' and zero == 3:
-        plan |= {'shard_threshold': '8 KB', 'prefetch': dice.choice((0, 1))}
+        plan |= {'shard_threshold': '8 KB', 'prefetch': dice.choice((0, 1)), 'second_shards': dice.choice((0, 2, 4))}
     sizes = {'layers': 2, 'hidden': 64, 'heads': 4, 'vocab': 128, 'sequence': 32}
     # Without shards Accelerate's weights and gradients are of 32 bits, under autocast.
     sums = 'fp32' if framework == 'accelerate' and not zero else 'bf16'

@@ -253,3 +253,28 @@ def test_heads_exchanged_inside_of_a_ring_come_back_as_the_same_program(framewor
     assert read_by_its_arguments(made) is not None
     back = reimported(TARGETS[framework], made.text, values_of(schedule), {})
     assert case_of(load_schedule(schedule_text(back, 'a.sh'))).program.hash == case_of(schedule).program.hash
+
+
+def test_second_shards_come_back_from_deepspeed_where_its_groups_hold_the_same_weights():
+    drawn = DRAWN['deepspeed'](0)
+    drawn['plan'] = {'data': 8, 'zero': 3, 'second_shards': 4, 'micro_batches': 1, 'shard_threshold': '8 KB'}
+    drawn['workload']['batch'] = 16
+    made = export(load_schedule(drawn), 'deepspeed')
+    assert {one.name.rpartition('.')[2]: one.value for one in made.settings}['zero_hpz_partition_size'] == 4
+    assert 'plan.second_shards' not in {one.key for one in made.unsaid}
+    # Neighbours among all ranks would be tensor ranks.
+    drawn['plan'] |= {'data': 4, 'tensor': 2, 'second_shards': 2}
+    assert 'plan.second_shards' in {one.key for one in export(load_schedule(drawn), 'deepspeed').unsaid}
+
+
+def test_matrices_that_ranks_own_are_muon_with_the_distributed_optimizer():
+    drawn = DRAWN['megatron'](0)
+    drawn['plan'] = {'data': 8, 'zero': 1, 'shard_form': 'owned', 'micro_batches': 1}
+    drawn['workload'] |= {'batch': 16, 'optimizer': {'muon': {'master_weights': True}}}
+    drawn['cluster'] |= {'devices': 8, 'nodes': 1}
+    made = export(load_schedule(drawn), 'megatron')
+    assert {one.name: one.value for one in made.settings}.items() >= {
+        'optimizer': 'muon',
+        'use-distributed-optimizer': True,
+    }.items()
+    assert 'plan.shard_form' not in {one.key for one in made.unsaid}

@@ -162,3 +162,50 @@ def test_experts_are_a_matrix_each(plan):
     assert update.dims == {'short': 8, 'long': 8, 'iterations': 5 * own}
     gathers = [op for name, op in ops.items() if name.startswith('layer0.experts.fc2') and 'change' in name]
     assert {op.partition for op in gathers if op.operator == 'all_gather'}.isdisjoint({'expert', 'data'})
+
+
+# Matrices that ranks own
+
+
+OWNED = {
+    'data 4': (Plan(data=4, zero=1), 4),
+    'data 3, two micro-batches, gradients sharded': (Plan(data=3, zero=2, micro_batches=2), 3),
+    'tensor 2': (Plan(data=2, tensor=2, zero=1), 4),
+    'pipeline 2, groups of 2': (Plan(data=4, pipeline=2, micro_batches=2, zero=1, shard_group=2), 8),
+    'copies 2, all in one message': (Plan(data=2, copies=2, zero=1, fusion='all'), 2),
+}
+
+
+@pytest.mark.parametrize('name', OWNED)
+def test_matrices_that_ranks_own_train_as_the_reference_does(name):
+    plan, world = OWNED[name]
+    rule = replace(RULE, master_weights=True)
+    workload = replace(GPT, batch=24, optimizer=rule, clip_norm=0.1, loss_scale=8.0)
+    program = trains(workload, replace(plan, shard_form='owned'), world)
+    gathers = [op for op in program.op_classes if '.change.' in op.name and op.operator == 'all_gather']
+    # What is orthogonalised lies on the rank already, but for what tensor ranks have of it.
+    assert {op.partition for op in gathers} == ({'tensor'} if plan.tensor > 1 else set())
+
+
+@pytest.mark.parametrize('plan', [Plan(data=4, expert=2, zero=1), Plan(data=2, expert=2, tensor=2, zero=2)])
+def test_experts_are_dealt_out_one_by_one(plan):
+    trains(MIXTURE, replace(plan, shard_form='owned'), 4)
+
+
+def test_each_matrix_is_orthogonalised_on_one_rank():
+    """6 layers over 4 ranks: two messages of each shape, a matrix of each on a rank, in place of all of them."""
+    workload = replace(GPT, precision='bf16', model=replace(GPT.model, layers=6))
+
+    def work(**keys):
+        ops = lower(workload, Plan(data=4, zero=1, **keys), 4).op_classes
+        return sum(op.flops for op in ops if op.operator in ('muon', 'muon_change')), ops
+
+    (owned, ops), (gathered, _) = work(shard_form='owned'), work()
+    shapes = [(8, 32), (8, 32), (8, 24), (8, 8), (8, 12)]
+    flops = [5 * (4 * short**2 * long + 2 * short**3) for short, long in shapes]
+    # The head, the last one, is alone of its shape.
+    assert owned == 2 * sum(flops[:4]) + flops[4]
+    assert gathered == 6 * sum(flops[:4]) + flops[4]
+    sums = {op.name: op.bytes for op in ops if op.operator == 'reduce_scatter' and 'owned' in op.name}
+    # Eight matrices of each shape travel, two of them padding; of heads four.
+    assert sum(sums.values()) == 2 * (8 * (32 + 32 + 24 + 8) * 8 + 4 * 12 * 8)

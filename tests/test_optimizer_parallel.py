@@ -3,6 +3,7 @@
 import pytest
 from plain_costs import plain_costs, random_costs
 
+from simpar import load_case
 from simpar.engine import simulate
 from simpar.errors import Infeasible
 from simpar.lower import lower
@@ -145,3 +146,60 @@ def test_a_group_that_does_not_divide_the_ranks_is_infeasible():
 
 def test_nothing_is_cut_on_one_data_rank():
     assert lower(chain(), Plan(zero=3), 1).hash == lower(chain(), Plan(), 1).hash
+
+
+# second shards
+
+
+def test_second_shards_are_gathered_among_neighbours_from_the_second_time_on():
+    plan = Plan(data=4, zero=3, micro_batches=2, second_shards=2)
+    program = lower(chain(), plan, 4)
+    assert program.partitions['data.near'].groups_GP.tolist() == [[0, 1], [2, 3]]
+    names = slots(program)
+    for layer in range(LAYERS):
+        gathers = [name for name in names if name.startswith(f'dense{layer}.weights.') and 'all_gather' in name]
+        forward, backward = (f'dense{layer}.weights.data.near.all_gather.{phase}' for phase in 'FI')
+        assert gathers == [f'dense{layer}.weights.data.all_gather.F', backward, forward, backward]
+    # A gather's bytes are those of the full weight, whoever takes part.
+    assert {op.bytes for op in program.op_classes if op.operator == 'all_gather'} == {P * B}
+    sums = {op.partition for op in program.op_classes if op.operator == 'reduce_scatter'}
+    assert sums == {'data'}
+
+
+@pytest.mark.parametrize('ahead', [0, 1])
+def test_second_shards_are_held_to_the_end_of_the_step(ahead):
+    """P·b/2 beside what is gathered, over neighbours of 2, and nothing of it between steps."""
+    program = lower(chain(), Plan(data=4, zero=3, prefetch=ahead, second_shards=2), 4)
+    line = memory(simulate(program, random_costs(program, 1))).rank(0).by_kind()
+    held, states = (line.bytes[:, line.names.index(kind)] for kind in ('gathered', 'gradient'))
+    second = LAYERS * P * B // 2
+    assert held.max() == second + (1 + ahead) * P * B
+    # Updates free gradients while nothing is gathered.
+    assert second in held[states > 0]
+    assert held[0] <= (1 + ahead) * P * B
+
+
+def test_a_slow_network_is_crossed_once_for_each_weight():
+    """Of 4 gathers and 2 sums over 2 servers 1 and 2 are left where all others travel inside of a server: half."""
+    words = ['cluster.nodes=2', 'plan.data=16', 'workload.batch=64', 'workload.transformer.layers=2', 'against={}']
+    words += ['cluster.stack=deepspeed', 'cluster.links.infiniband=0.1']
+    case = load_case('examples/transformer_h100_7b.yaml', [*words, 'plan.second_shards=8'])
+    without = load_case('examples/transformer_h100_7b.yaml', words).predict(tell=False)
+    assert case.predict(tell=False).step < 0.75 * without.step
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        ({'zero': 1, 'second_shards': 2}, 'second_shards: 2, but no weights are gathered twice; write zero: 3'),
+        ({'hsdp': 'level2', 'second_shards': 2}, 'no weights are gathered twice'),
+        ({'zero': 3, 'second_shards': 3}, '3 does not divide the 4 ranks of a shard group; choose a divisor'),
+        ({'zero': 3, 'second_shards': 1}, '1 rank would hold whole weights'),
+        ({'zero': 3, 'second_shards': 2, 'expert': 2}, '2 beside expert: 2, whose data ranks are no neighbours'),
+        ({'zero': 1, 'shard_form': 'owned'}, 'owned, but no matrix is updated as a whole'),
+        ({'zero': 3, 'shard_form': 'owned'}, 'owned, but weights are sharded'),
+    ],
+)
+def test_what_does_not_go_is_refused(words, message):
+    with pytest.raises(Infeasible, match=message):
+        lower(chain(), Plan(data=4, **words), 4)

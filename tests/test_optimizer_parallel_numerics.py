@@ -50,3 +50,34 @@ def test_a_piece_cut_elsewhere_is_found():
     program = lower(MLP, plan, 4)
     with pytest.raises(NumericsWrong):
         check(change_ops(program, 'dense1.piece.U', attributes={'partition': 'replica'}), MLP, plan)
+
+
+@pytest.mark.parametrize(
+    'choices',
+    [
+        {'micro_batches': 2},
+        {'tensor': 2, 'sequence_parallel': True, 'recompute': 'full'},
+        {'pipeline': 2, 'micro_batches': 4, 'prefetch': 2},
+        {'copies': 2, 'shard_form': 'flat', 'fusion': 'none'},
+        {'shard_form': 'padded', 'fusion': 'fsdp', 'micro_batches': 2},
+        {'shard_form': 'dim', 'fusion': 'all', 'hsdp': 'level3', 'shard_threshold': 0.0, 'zero': 0},
+    ],
+    ids=str,
+)
+def test_second_shards_of_neighbours(choices):
+    """Each weight is gathered from four data ranks once, and from two from then on."""
+    plan = Plan(**{'data': 4, 'zero': 3, 'second_shards': 2, **choices})
+    program = trains(GPT, plan, 4 * plan.tensor * plan.pipeline, steps=2)
+    assert any(op.partition.endswith('.near') for op in program.op_classes)
+
+
+def test_second_shards_in_groups_of_shards():
+    program = trains(GPT, Plan(data=8, zero=3, shard_group=4, second_shards=2), 8)
+    assert program.partitions['shard.near'].groups_GP.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_second_shards_of_other_weights_are_found():
+    plan = Plan(data=4, zero=3, second_shards=2)
+    program = lower(MLP, plan, 4)
+    with pytest.raises(NumericsWrong):
+        check(change_ops(program, 'dense1.weights.second.F', attributes={'dim': '1 0'}), MLP, plan)

@@ -122,6 +122,10 @@ def _with_choices(draw: random.Random, case: Case) -> Case:
         reduce_gradients=draw.choice(['overlapped', 'end']),
         **_recompute(draw, workload.model, case.order.stages if case.order else plan.pipeline),
     )
+    # Without a draw, so that all other choices stay as they were.
+    halves = case.data > 1 and (plan.shard_group or case.data) % 2 == 0
+    if halves and plan.prefetch in (1, 2) and choice_of(plan).gather == 'on-use-twice':
+        plan = replace(plan, second_shards=2)
     return Case(workload, plan, case.world, case.order)
 
 

@@ -328,7 +328,7 @@ def muon_step(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     before = saved(overflow, [weight, *masters])
     exact, rate = (masters or [weight])[0], float(op.attributes['learning_rate'])
     exact.mul_(1 - rate * float(op.attributes['weight_decay']))
-    exact.add_(change.to(exact.dtype), alpha=-rate)
+    exact.add_(change.reshape(exact.shape).to(exact.dtype), alpha=-rate)
     if masters:
         weight.copy_(exact)
     restore(overflow, [weight, *masters], before)
@@ -393,5 +393,6 @@ KERNELS = {
     ('muon_change', 'U'): muon_change,
     ('muon_step', 'U'): muon_step,
     ('piece', 'U'): shard,
+    ('keep', 'F'): shard,
     **rows('reshard', F=reshard, I=reshard, U=reshard),
 }

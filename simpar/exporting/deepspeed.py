@@ -68,6 +68,9 @@ def _zero(values: Values) -> Iterator[Said]:
         group = values.plan('shard_group')
         if group not in (0, values.plan('data')):
             yield Said(f'{_Z}.mics_shard_size', group, ('plan.shard_group',))
+        # DeepSpeed's groups are neighbours among all ranks.
+        if values.plan('second_shards') and values.plan('tensor') == values.plan('pipeline') == 1:
+            yield Said(f'{_Z}.zero_hpz_partition_size', values.plan('second_shards'), ('plan.second_shards',))
 
 
 def _degrees(values: Values) -> Iterator[Said]:

@@ -160,6 +160,21 @@ def sharding(ds: Settings) -> Iterator[Finding]:
     else:
         yield from ds.left(f'with stage {stage}', name)
     yield from ds.said(f'{_Z}.mics_shard_size')
+    yield from _second(ds, stage)
+
+
+def _second(ds: Settings, stage: int) -> Iterator[Finding]:
+    """hpZ: neighbours among all ranks gather weights from the second time on.
+
+    deepspeedai/DeepSpeed edaa7221: deepspeed/utils/groups.py, ``_create_zero_param_parallel_group``.
+    """
+    name, (tensor, context, pipe) = f'{_Z}.zero_hpz_partition_size', _degrees(ds)
+    if stage < 3 or ds.number(name) < 2:
+        yield from ds.left(f'with stage {stage}' if stage < 3 else 'one rank', name)
+    elif tensor * pipe > 1:
+        yield Unmapped(name, 'groups of ranks that hold unlike weights')
+    else:
+        yield Entry('plan.second_shards', min(ds.number(name), _shape(ds)[3] * context), (name,))
 
 
 def _sized(ds: Settings, name: str) -> float:

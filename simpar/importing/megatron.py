@@ -561,8 +561,14 @@ def sharding(flags: Settings) -> Iterator[Finding]:
         zero = 3 if zero is None else zero
     else:
         yield from flags.left('without use-megatron-fsdp', strategy)
+    # NVIDIA/Megatron-LM d98e8a64, training/arguments.py: use_layer_wise_distributed_optimizer, of all but Adam and SGD.
+    own = flags.choice('optimizer') == 'muon' and (zero == 1 or flags.text('optimizer') == 'dist_muon')
+    if own:
+        zero, by = 1, (*by, *flags.given('optimizer'))
     if zero:
         yield Entry('plan.zero', zero, by)
+    if own:
+        yield Entry('plan.shard_form', 'owned', by, 'each rank updates whole matrices')
     yield from instances(flags, zero)
     yield from flags.said('overlap-grad-reduce', silent=zero < 3)
     if not zero:

@@ -69,7 +69,11 @@ def lower(
     for key, open_ in (('fusion', plan.fusion == 'predicted'), ('search', plan.search != 'none')):
         if open_:
             raise errors.Infeasible(f'plan.{key}: {getattr(plan, key)} is still to be resolved (simpar resolve)')
-    for problem in (*conflicts(plan), *roles.plan_conflicts(plan), *chunks.sequence_chunks_fit(workload, plan)):
+    for problem in (
+        *conflicts(workload, plan),
+        *roles.plan_conflicts(plan),
+        *chunks.sequence_chunks_fit(workload, plan),
+    ):
         raise errors.Infeasible(str(problem))
     # After the conflicts: these are told in the words that the user wrote.
     plan = roles.with_passes(plan)
@@ -85,7 +89,8 @@ def lower(
     # From here on the order itself is what counts, and of its name whether stages have two homes.
     plan = replace(folded_plan, order=way, pairs=folded_plan.pairs if order.overlaps else 'none')
     if workload.phase == 'forward':
-        order = forward_order(order)
+        # Without an update every step has the same weights, and none is a first one.
+        plan, order = replace(plan, second_shards=0), forward_order(order)
     order = with_messages(order, plan)
     return _Assembly(workload, plan, world, order, session or Session()).program()
 
@@ -167,7 +172,7 @@ def sharded(
     if plan.sum_loss:
         loss.sum_loss(tape)
     parameters = updated(tape)
-    apart = matrices(tape) if isinstance(workload.optimizer, Muon) else ()
+    apart = matrices(tape) if isinstance(workload.optimizer, Muon) else {}
     shards = shard(tape, plan, lambda: fusion_ids(workload, plan, parameters), apart=apart)
     if found.graph.frozen and ('weights' in shards.choice.parts or workload.fp8 != 'none'):
         at, remedy = ('plan.zero', '2, or less') if workload.fp8 == 'none' else ('workload.fp8', 'none')
@@ -260,4 +265,5 @@ class _Assembly:
         if STATES in self.plan.offload:
             updates = with_states_on_host(self.tape, updates, self.plan.offload_parts)
         order = order.behind(updates)
+        order = order.behind(self.gathers.ends(order, scope))
         return messages.once_a_step(self.tape, cast_weights(self.tape, order, place), place)

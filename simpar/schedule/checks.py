@@ -264,13 +264,17 @@ def recompute_fits(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
 
 def shards_fit(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
-    yield from optimizer_parallel.conflicts(plan)
+    yield from optimizer_parallel.conflicts(workload, plan)
     # With data 0 the degree follows from the cluster, and lowering checks it.
     ranks = plan.data * plan.context
     if plan.shard_group and ranks and ranks % min(plan.shard_group, ranks):
         what = f'{plan.shard_group} does not divide data {plan.data}'
         what += f' × context {plan.context}' if plan.context > 1 else ''
         yield Problem(('plan', 'shard_group'), what, f'write a divisor of {ranks}, or 0 for all')
+    group = min(plan.shard_group or ranks, ranks)
+    if plan.second_shards and ranks > 1 and group % plan.second_shards:
+        what = f'{plan.second_shards} does not divide the {group} ranks of a shard group'
+        yield Problem(('plan', 'second_shards'), what, f'write a divisor of {group}, or 0 for none')
     yield from _fusion(workload, plan)
 
 

@@ -5,8 +5,9 @@ all-reduced over the groups; where it is also a partial sum over the tensor rank
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
@@ -16,7 +17,7 @@ from simpar.lower.passes import optimizer_parallel
 from simpar.lower.passes.recompute import is_recomputed
 from simpar.lower.tape import Tape, Value, layer_of
 from simpar.plans import Plan
-from simpar.program import OpClass, Phase, Tensor
+from simpar.program import OpClass, Phase, Split, Tensor
 
 # Inputs of a full step, gathered once and then split on every rank, as MindSpore's compiler does.
 #
@@ -95,6 +96,11 @@ def once_a_step(tape: Tape, order: Issued, place: int) -> Issued:
 # On use, a bucket of weights is gathered before its first reader and freed behind its last one. That is done once a
 # step, or once for every forward and once for every backward of a micro-batch. One gather serves all copies. An op of
 # no work, ``reshard`` (torch's word), frees, as the last reader is one of several copies.
+#
+# With ``second_shards`` neighbours share out what they gathered first in a step, before it is freed; all further
+# gathers of the step are among them (hpZ of Wang et al. 2023, "ZeRO++"). Second shards end with the step, as in
+# deepspeedai/DeepSpeed edaa7221: partition_parameters.py, ``_partition_param_sec``; stage3.py,
+# ``invalidate_secondary_tensor``.
 
 
 _Key = tuple[str, str]
@@ -162,12 +168,18 @@ class Gathers:
         before: dict[int, list[Issue]] = {}
         behind: dict[int, list[Issue]] = {}
         last_of: dict[_Key, int] = {}
+        often = Counter((use.bucket, use.partition) for use in uses)
         for index, use in enumerate(uses):
+            key = use.bucket, use.partition
             # Not before its bucket's last use has been freed: the buffer is written anew.
-            at = max(self._issued(uses, index), last_of.get((use.bucket, use.partition), 0))
-            before.setdefault(at, []).append(Issue(self._once(self._gather, use, use.label), use.label[1], late=True))
-            behind.setdefault(use.last + 1, []).append(Issue(self._once(self._reshard, use, use.until), use.until[1]))
-            last_of[use.bucket, use.partition] = use.last + 1
+            at = max(self._issued(uses, index), last_of.get(key, 0))
+            gather = self._gather if key not in last_of or not self._plan.second_shards else self._gather_near
+            before.setdefault(at, []).append(Issue(self._once(gather, use, use.label), use.label[1], late=True))
+            ends = behind.setdefault(use.last + 1, [])
+            if self._plan.second_shards and key not in last_of and often[key] > 1:
+                ends.append(Issue(self._once(self._share_out, use, use.label), use.until[1]))
+            ends.append(Issue(self._once(self._reshard, use, use.until), use.until[1]))
+            last_of[key] = use.last + 1
         both = before.keys() | behind.keys()
         # At one place frees go before gathers, or both would be in memory.
         return order.inserted({index: behind.get(index, []) + before.get(index, []) for index in both})
@@ -224,7 +236,8 @@ class Gathers:
             shards = self._shards.each(members)
             touched.read.update((name, key) for shard in shards for name in shard.gathered)
             # Systems whose shards are packed gather a layer for its backward, whatever that reads of it; so does FSDP2.
-            if self._plan.fusion == 'fsdp' or any(shard.packed for shard in shards):
+            whole = self._plan.fusion == 'fsdp' or self._plan.second_shards
+            if whole or any(shard.packed for shard in shards):
                 touched.packed[key] = frozenset(members)
                 touched.added.update((one.name, key) for shard in shards for one in shard.fulls)
         within = {run: self._within(touching[run], touched) for run in order.runs}
@@ -274,6 +287,51 @@ class Gathers:
 
     def _gather(self, use: _Use) -> OpClass:
         return self._message(use.bucket, use.label[2], self._of(use), stage=use.label[0])
+
+    def _gather_near(self, use: _Use) -> OpClass:
+        """The same of second shards."""
+        return self._message(use.bucket, use.label[2], self._seconds(self._of(use)), stage=use.label[0])
+
+    def _share_out(self, use: _Use) -> OpClass:
+        """Neighbours keep their second shards of what is gathered, a copy of their own."""
+        shards = self._seconds(self._of(use))
+        names = tuple(shard.weight.name for shard in shards)
+        return OpClass(
+            name=self._unique(f'{use.bucket}.weights.second.F', names),
+            kind='compute',
+            operator='keep',
+            phase='F',
+            bytes=2 * optimizer_parallel.size_of(self._tape, [shard.weight for shard in shards]),
+            dtype=self._tape.dtype,
+            reads=tuple(name for shard in shards for name in shard.gathered),
+            writes=names,
+            attributes={**optimizer_parallel.split_dims(shards), 'partition': shards[0].partition},
+            stage=use.label[0],
+        )
+
+    def _seconds(self, shards: Sequence[optimizer_parallel.Shard]) -> list[optimizer_parallel.Shard]:
+        """The second shards of some, with what they are put on the tape."""
+        found = []
+        for shard in shards:
+            near = optimizer_parallel.neighbours(self._tape, shard.partition, self._plan.second_shards)
+            *before, last = shard.weight.splits
+            splits = (*before, Split(last.dim, near))
+            like = '' if shard.packed else shard.parameters[0]
+            weight = replace(
+                shard.weight, name=f'{shard.weight.name}.second', kind='gathered', splits=splits, initial='', like=like
+            )
+            self._tape.tensors.setdefault(weight.name, weight)
+            found.append(replace(shard, weight=weight, partition=near))
+        return found
+
+    def ends(self, order: Issued, scope: str) -> tuple[Issue, ...]:
+        """What frees second shards behind the updates, which make them old."""
+        held = {name: op.stage for op in order.ops() if op.operator == 'keep' for name in op.writes}
+        if not held:
+            return ()
+        name, stage = f'{scope}weights.second.reshard.U', min(held.values())
+        end = OpClass(name, 'compute', 'reshard', 'U', dtype=self._tape.dtype, frees=tuple(held), stage=stage)
+        return (Issue(end),)
 
     def _of(self, use: _Use) -> tuple[optimizer_parallel.Shard, ...]:
         return self._shards.each(sorted(use.members & self._number.keys(), key=self._number.__getitem__))

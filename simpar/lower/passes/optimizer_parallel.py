@@ -7,7 +7,7 @@ stays full, ``NAME.piece`` is the shard that this rank updates. A flat message h
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -19,7 +19,7 @@ from simpar.layout import minus
 from simpar.lower.tape import Tape, layer_of, local_elements, local_shape
 from simpar.plans import Plan
 from simpar.program import BYTES, Attribute, OpClass, Partition, Split, Tensor, TensorKind
-from simpar.workload import Workload
+from simpar.workload import Muon, Workload
 
 # Fusion: which gradients, and which weights, travel as one message.
 #
@@ -142,7 +142,7 @@ def fusion_ids(workload: Workload, plan: Plan, parameters: Iterable[str]) -> dic
 
 Gather = Literal['after-update', 'on-use', 'on-use-twice']
 Part = Literal['state', 'gradients', 'weights']
-Form = Literal['dim', 'padded', 'flat']
+Form = Literal['dim', 'padded', 'flat', 'owned']
 LEVELS: Final[dict[str, tuple[tuple[Part, ...], Gather]]] = {
     'level1': (('state', 'weights'), 'on-use'),
     'level2': (('state', 'gradients', 'weights'), 'on-use'),
@@ -198,9 +198,21 @@ def choice_of(plan: Plan) -> Choice:
     )
 
 
-def conflicts(plan: Plan) -> Iterator[Problem]:
-    """What does not fit together between the keys of a plan."""
+def conflicts(workload: Workload, plan: Plan) -> Iterator[Problem]:
+    """What does not fit together between the keys of a plan, and with its optimizer."""
+    if plan.shard_form == 'owned' and 'weights' in choice_of(plan).parts:
+        what = 'owned, but weights are sharded, and a matrix of the optimizer is whole'
+        yield Problem(('plan', 'shard_form'), what, 'write flat, or zero: 1 or 2')
+    if plan.shard_form == 'owned' and not isinstance(workload.optimizer, Muon):
+        yield Problem(
+            ('plan', 'shard_form'),
+            'owned, but no matrix is updated as a whole',
+            'write flat, or workload.optimizer: muon',
+        )
     preset = _preset(plan)
+    if plan.second_shards and choice_of(plan).gather != 'on-use-twice':
+        what = f'{plan.second_shards}, but no weights are gathered twice'
+        yield Problem(('plan', 'second_shards'), what, 'write zero: 3 beside it, or leave it out')
     # Both may be written where they mean the same.
     if plan.hsdp != 'off' and plan.zero and LEVELS[plan.hsdp] != STAGES[plan.zero]:
         yield Problem(('plan', 'zero'), f'zero {plan.zero} shards otherwise than hsdp {plan.hsdp}', 'write one of both')
@@ -234,6 +246,7 @@ class Shard:
         dim: the dim that is split last, over ``partition``, the shard groups.
         replica: the partition over whose ranks shards are replicated; empty: none.
         bucket, flat: names of a flat message and of its buffer; empty: it is none.
+        owned: each of its matrices lies whole on one rank of a shard group.
     """
 
     parameters: tuple[str, ...]
@@ -246,6 +259,7 @@ class Shard:
     replica: str
     bucket: str = ''
     flat: str = ''
+    owned: bool = False
 
     @property
     def packed(self) -> bool:
@@ -386,6 +400,17 @@ def sharding(tape: Tape, parameter: str) -> tuple[str, str]:
     return tape.registered(near), tape.registered(far)
 
 
+def neighbours(tape: Tape, partition: str, size: int) -> str:
+    """The partition of second shards: so many neighbours of a group. Raises ``Infeasible`` where they do not divide."""
+    groups = tape.partitions[partition].groups_GP
+    if groups.shape[1] % size:
+        raise Infeasible(
+            f'plan.second_shards: {size} does not divide the {groups.shape[1]} ranks of a shard group; '
+            'choose a divisor, or 0 for none'
+        )
+    return tape.registered(Partition(f'{partition}.near', groups.reshape(-1, size)))
+
+
 def _holds_experts(tape: Tape, parameter: str) -> bool:
     """Whether the data ranks that share experts hold different ones of a parameter."""
     return bool(tape.axes.expert) and tape.axes.expert in tape.layouts[parameter].dims
@@ -421,15 +446,18 @@ def padded_shard(tape: Tape, tensor: Tensor, groups: tuple[str, str], outputs: i
     return _register(tape, [tensor], groups, length, (name, f'd:{tensor.name}'), weights=weights)
 
 
-def flat_shard(tape: Tape, bucket: str, tensors: Sequence[Tensor], groups: tuple[str, str], *, weights: bool) -> Shard:
+def flat_shard(
+    tape: Tape, bucket: str, tensors: Sequence[Tensor], groups: tuple[str, str], each: int = 1, *, weights: bool
+) -> Shard:
     """The parameters of a message in one buffer.
 
-    Arguments: ``bucket``, the message's name; ``groups`` and ``weights`` as of ``padded_shard``. Does not model: what
-    Megatron-LM and DeepSpeed align besides, for the sake of kernels and links (docs/optimizer_parallel.md).
+    Arguments: ``bucket``, the message's name; ``groups`` and ``weights`` as of ``padded_shard``; ``each``, elements of
+    which a rank has a whole number. Does not model: what Megatron-LM and DeepSpeed align besides, for the sake of
+    kernels and links (docs/optimizer_parallel.md).
     """
     size = tape.partitions[groups[0]].size
     # One padding behind all of them: parameters may lie across the borders of ranks.
-    length = -(-sum(local_elements(tape, tensor) for tensor in tensors) // size) * size
+    length = -(-sum(local_elements(tape, tensor) for tensor in tensors) // (size * each)) * size * each
     flat = f'{bucket}.flat.{groups[0]}'
     names = (flat if weights else f'{flat}.piece', f'd:{flat}')
     shard = _register(tape, tensors, groups, length, names, weights=weights)
@@ -500,6 +528,7 @@ def _register(
 #
 # ``dim`` shards a parameter into equal slices of one dim; what does not divide stays full. The other two forms divide
 # everything, for they pad: ``padded`` each parameter's rows, ``flat`` the parameters of a message in one buffer.
+# ``owned`` is flat, but that ranges of Muon's matrices end where a matrix ends.
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,12 +547,15 @@ class Wanted:
     dim: int | None
 
 
-def shard(tape: Tape, plan: Plan, ids: Callable[[], Mapping[str, int]], *, apart: Collection[str] = ()) -> Shards:
+def shard(
+    tape: Tape, plan: Plan, ids: Callable[[], Mapping[str, int]], *, apart: Mapping[str, tuple[int, int]] | None = None
+) -> Shards:
     """Shard what a plan wants sharded: replaces tensors of the tape, and what its ops read and add to.
 
     Parameters that are too small or named by the plan stay full; with ``dim`` also those that do not divide, with a
-    note. Arguments: ``ids`` of layers, asked for only where fusion decides; ``apart``, parameters with an update
-    of their own: none shares a flat message with others, as no group of parameters does in DeepSpeed.
+    note. Arguments: ``ids`` of layers, asked for only where fusion decides; ``apart``, matrices with an
+    update of their own, by how many leading dims count them, and how many are rows: none shares a flat message with
+    others, as no group of parameters does in DeepSpeed.
     """
     choice = choice_of(plan)
     if not choice.parts:
@@ -534,10 +566,10 @@ def shard(tape: Tape, plan: Plan, ids: Callable[[], Mapping[str, int]], *, apart
     made: dict[str, Shard] = {}
     if choice.form != 'dim' and (choice.everywhere or uneven):
         outputs = output_dims(tape)
-        for bucket, names in _messages(tape, plan, ids(), wanted, apart):
+        for bucket, names in _messages(tape, plan, ids(), wanted, apart or {}):
             # A preset takes its system's form where a message needs it: where all divides, both send the same bytes.
             if choice.everywhere or not uneven.isdisjoint(names):
-                made |= _packed(tape, choice, bucket, [wanted[name] for name in names], outputs)
+                made |= _packed(tape, choice, bucket, [wanted[name] for name in names], outputs, apart or {})
     tape.notes += _full([wanted[name] for name in wanted if name in uneven - made.keys()], tape)
     for name, one in wanted.items():
         if name not in made and name not in uneven:
@@ -584,7 +616,7 @@ def _full(wanted: Sequence[Wanted], tape: Tape) -> Iterator[str]:
 
 
 def _messages(
-    tape: Tape, plan: Plan, ids: Mapping[str, int], wanted: Mapping[str, Wanted], apart: Collection[str]
+    tape: Tape, plan: Plan, ids: Mapping[str, int], wanted: Mapping[str, Wanted], apart: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[str, list[str]]]:
     """Parameters that are reduced and gathered as one message, as far as the plan fuses them, by its name.
 
@@ -604,15 +636,39 @@ def _messages(
     size = {name: size_of(tape, [tape.tensors[f'd:{name}']]) for name in wanted}
     several = tape.mesh.stages > 1
     for (stage, _, alone, of_own), names in found.items():
+        if plan.shard_form == 'owned' and of_own:
+            yield from _dealt_out(tape, [wanted[name] for name in names], apart)
+            continue
         # Not the names of other messages: those are counted without regard to what is used in two stages.
         scope = f'stage{stage}.packed.' if several else 'packed.'
         for bucket, members in fuse(names, size, plan, ids, scope).items():
             yield alone or (f'{bucket}.apart' if of_own else bucket), members
 
 
+def _dealt_out(
+    tape: Tape, wanted: Sequence[Wanted], apart: Mapping[str, tuple[int, int]]
+) -> Iterator[tuple[str, list[str]]]:
+    """Messages of matrices that are alike, one for each rank of a shard group, in the order of their use.
+
+    As KellerJordan/Muon does (muon.py, ``params[base_i + rank]`` and the gather of a round). Megatron-LM's layout fills
+    buckets with unlike ones (d98e8a64, layer_wise_optimizer.py), and its ranks own whole matrices, too.
+    """
+    alike: dict[tuple[object, ...], list[Wanted]] = {}
+    for one in wanted:
+        alike.setdefault((one.tensor.shape, one.tensor.splits, apart[one.tensor.name]), []).append(one)
+    for same in alike.values():
+        first = same[0].tensor
+        many = prod(local_shape(tape, first)[: apart[first.name][0]])
+        each = max(1, same[0].size // many)
+        for begin in range(0, len(same), each):
+            names = [one.tensor.name for one in same[begin : begin + each]]
+            yield f'{names[0]}.owned', names
+
+
 def _packed(
-    tape: Tape, choice: Choice, bucket: str, wanted: Sequence[Wanted], outputs: Mapping[str, int]
-) -> dict[str, Shard]:
+    tape: Tape, choice: Choice, bucket: str, wanted: Sequence[Wanted], outputs: Mapping[str, int],
+    apart: Mapping[str, tuple[int, int]],
+) -> dict[str, Shard]:  # fmt: skip
     weights = 'weights' in choice.parts
     tensors, groups = [one.tensor for one in wanted], wanted[0].groups
     if choice.form == 'padded':
@@ -620,7 +676,9 @@ def _packed(
             tensor.name: padded_shard(tape, tensor, groups, outputs.get(tensor.name, 1), weights=weights)
             for tensor in tensors
         }
-    flat = flat_shard(tape, bucket, tensors, groups, weights=weights)
+    sides = apart.get(tensors[0].name) if choice.form == 'owned' else None
+    each = 1 if sides is None else prod(local_shape(tape, tensors[0])[sides[0] :])
+    flat = replace(flat_shard(tape, bucket, tensors, groups, each, weights=weights), owned=sides is not None)
     return dict.fromkeys(flat.parameters, flat)
 
 

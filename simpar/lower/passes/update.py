@@ -26,6 +26,7 @@ class UpdateShard(NamedTuple):
         fulls: the gradients that W adds to.
         stage: whose backward adds to the gradient (the first, for a weight that two use).
         layer: the layer that it is updated with.
+        owned: a rank has whole matrices of it.
     """
 
     parameter: str
@@ -34,6 +35,7 @@ class UpdateShard(NamedTuple):
     fulls: tuple[Tensor, ...]
     stage: int
     layer: str
+    owned: bool = False
 
 
 def updated(tape: Tape) -> tuple[str, ...]:
@@ -54,7 +56,7 @@ def update_shards(tape: Tape, shards: Shards) -> list[UpdateShard]:
             own = UpdateShard(parameter, tape.tensors[parameter], full, (full,), stage, layer_of(parameter))
         else:
             name = shard.flat or parameter
-            own = UpdateShard(name, shard.weight, shard.gradient, shard.fulls, stage, shard.layer)
+            own = UpdateShard(name, shard.weight, shard.gradient, shard.fulls, stage, shard.layer, shard.owned)
         found.setdefault(own.parameter, own)
     return list(found.values())
 
@@ -292,23 +294,37 @@ def muon_ops(
     """
     # 16 bits of fp16 have no range for gradients that are no longer scaled.
     dtype = 'fp32' if shard.gradient.dtype == 'fp16' else shard.gradient.dtype
-    change = Tensor(
-        f'u:{shard.parameter}.share' if shard.weight.members else f'u:{shard.parameter}',
-        'gathered',
-        shard.weight.shape,
-        dtype,
-        splits=shard.weight.splits,
-        members=tuple(f'u:{name}' for name in shard.weight.members),
+    change = (
+        _stack(tape, shard, dtype, next(iter(sides.values())))
+        if shard.owned
+        else Tensor(
+            f'u:{shard.parameter}.share' if shard.weight.members else f'u:{shard.parameter}',
+            'gathered',
+            shard.weight.shape,
+            dtype,
+            splits=shard.weight.splits,
+            members=tuple(f'u:{name}' for name in shard.weight.members),
+        )
     )
     tape.tensors[change.name] = change
     momentum = _momentum(tape, shard, change, states[0], workload, optimizer)
     if change.members:
         packed = _packed(tape, shard, change, sides)
         return (momentum, *packed, _step(tape, shard, packed[-1].writes[0], states[1:], workload, optimizer))
-    (of,) = sides.values()
+    of = next(iter(sides.values()))
+    of = Sides(1, of.rows) if shard.owned else of
     gathers = tuple(_gathers(tape, change, shard.parameter, of, shard.stage))
     full = gathers[-1].writes[0] if gathers else change.name
-    return momentum, *gathers, _muon_update(tape, shard, full, of, states[1:], workload, optimizer)
+    return momentum, *gathers, _muon_update(tape, shard, (change, full), of, states[1:], workload, optimizer)
+
+
+def _stack(tape: Tape, shard: UpdateShard, dtype: str, sides: Sides) -> Tensor:
+    """The change of a rank's own matrices, one behind the other: what stands flat in the shard."""
+    one = tape.tensors[shard.weight.members[0]]
+    inner = tuple(Split(1 + split.dim - sides.many, split.partition) for split in sides.within(one))
+    count = shard.weight.shape[0] // prod(local_shape(tape, one)[sides.many :])
+    shape = (count, *one.shape[sides.many :])
+    return Tensor(f'u:{shard.parameter}', 'gathered', shape, dtype, splits=(*shard.weight.splits, *inner))
 
 
 def _momentum(
@@ -435,11 +451,14 @@ def _step(
 
 
 def _muon_update(
-    tape: Tape, shard: UpdateShard, full: str, sides: Sides, masters: tuple[str, ...], workload: Workload,
-    optimizer: Muon,
+    tape: Tape, shard: UpdateShard, changes: tuple[Tensor, str], sides: Sides, masters: tuple[str, ...],
+    workload: Workload, optimizer: Muon,
 ) -> OpClass:  # fmt: skip
-    """Newton–Schulz of the full matrix; the shard that this rank has of it changes the weight."""
-    weight = shard.weight
+    """Newton–Schulz of the full matrix; the shard that this rank has of it changes the weight.
+
+    Arguments: ``changes``, what the rank has, and its name in full.
+    """
+    weight, (held, full) = shard.weight, changes
     numbers = (OVERFLOW,) if workload.loss_scale != 1 else ()
     return OpClass(
         name=f'{shard.parameter}.update.U',
@@ -449,7 +468,7 @@ def _muon_update(
         reads=(full, weight.name, *masters, *numbers),
         writes=(weight.name, *masters),
         frees=(full,),
-        attributes={**_rates(optimizer, masters, workload), **_told(sides, weight)},
+        attributes={**_rates(optimizer, masters, workload), **_told(sides, held)},
         stage=shard.stage,
         **_work(tape, full, sides, float(local_elements(tape, weight) * _written(weight, masters))),
     )
@@ -484,9 +503,9 @@ def _work(tape: Tape, full: str, sides: Sides, written: float) -> _Work:
     }
 
 
-def _told(sides: Sides, weight: Tensor) -> dict[str, Attribute]:
+def _told(sides: Sides, held: Tensor) -> dict[str, Attribute]:
     """What kernels must know of a matrix, and which part of it a rank has."""
-    splits = sides.within(weight)
+    splits = sides.within(held)
     return {
         'rows': sides.rows,
         **({'many': sides.many} if sides.many else {}),
