@@ -89,8 +89,10 @@ MEGATRON = [
     ({'qk_norm': True, 'norm_epsilon': 1e-6, 'head_dim': 16, 'init_std': 0.01},
      lambda plan, model: 'kv_lora_rank' not in model),
     ({'cluster.work_queues': 1}, has('tensor', 1)),
+    ({'sinks': 'learned', 'attention': 'flash'}, lambda plan, model: plan['context'] == 1),
+    ({'sinks': 'zero', 'attention': 'flash'}, lambda plan, model: plan['context'] == 1),
 ]  # fmt: skip
-SHARED_BY_BOTH = [one for one in MEGATRON if 'window' not in one[0] and 'cluster.work_queues' not in one[0]]
+SHARED_BY_BOTH = [one for one in MEGATRON if {'window', 'sinks', 'cluster.work_queues'}.isdisjoint(one[0])]
 MINDSPEED = [
     *SHARED_BY_BOTH,
     ({'lora': {'rank': 4, 'scale': 2.0, 'of': ['qkv', 'proj']}, 'plan.zero': 0},

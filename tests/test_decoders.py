@@ -50,6 +50,8 @@ MODELS = {
     'olmo': replace(LLAMA, pre_norms=False, post_norms=True, window=(3, 0), window_theta=50.0, rope_scaling=(2.0,)),
     'granite': replace(LLAMA, residual_scale=0.3, logit_scale=0.5, embedding_scale=3.0, bias=('proj', 'ffn')),
     'bare': Transformer(**SIZES, position='none', activation='silu', bias=()),
+    'sinks': replace(LLAMA, sinks='learned', window=(3, 0), bias=('qkv', 'proj'), dropout=0.1),
+    'off by one': replace(LLAMA, sinks='zero'),
 }  # fmt: skip
 PLANS = {
     'split': (Plan(tensor=2, sequence_parallel=True, copies=2, pipeline=3, micro_batches=2), 6),

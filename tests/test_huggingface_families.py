@@ -141,7 +141,7 @@ def test_yarn_may_have_no_ramp(tmp_path):
     ('config', 'told'),
     [
         ({'model_type': 'cohere2'}, 'some have no positions.*--module'),
-        ({'model_type': 'gpt_oss'}, 'sinks of attention.*--module'),
+        ({'model_type': 'gpt_oss'}, 'biases of experts.*--module'),
         ({'model_type': 'qwen3_next'}, 'linear attention.*--module'),
         ({'model_type': 'internlm2', 'bias': True, **SQUARE}, 'bias: not modelled'),
         ({'model_type': 'opt', 'word_embed_proj_dim': 32, **SQUARE}, 'words of another width'),

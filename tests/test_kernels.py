@@ -1,6 +1,7 @@
 """Every kernel, forward and backward, against torch's own functions and autograd in fp64."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -503,3 +504,26 @@ def test_sixteen_bits_are_as_exact_as_their_rounding(dtype):
     torch.testing.assert_close(y.double(), exact, rtol=4 * unit, atol=4 * unit)
     torch.testing.assert_close(lse.double(), exact_lse, rtol=4 * unit, atol=4 * unit)
     assert run('attention', 'I', torch.ones_like(y), qkv, y, lse, **attributes).dtype == dtype
+
+
+@pytest.mark.parametrize('sink', ['learned', 'zero'])
+def test_sinks_of_attention_are_those_of_gpt_oss(sink):
+    oss = pytest.importorskip('transformers.models.gpt_oss.modeling_gpt_oss')
+    groups, queries, width, tokens = 2, 3, 4, 5
+    mask = torch.full((tokens, tokens), -torch.inf, **DOUBLE).triu(1)[None, None]
+
+    def theirs(qkv, sinks):
+        parts = qkv.unflatten(-1, (groups, queries + 2, width)).split((queries, 1, 1), -2)
+        q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in parts)
+        module = SimpleNamespace(num_key_value_groups=queries, sinks=sinks.flatten(), training=False)
+        return oss.eager_attention_forward(module, q, k, v, mask, width**-0.5)[0].flatten(2)
+
+    sinks = random(groups, queries) if sink == 'learned' else torch.zeros(groups, queries, **DOUBLE)
+    qkv = random(2, tokens, groups * (queries + 2) * width)
+    right, dy, (dqkv, dsinks) = differentiate(theirs, qkv, sinks)
+    told = {'groups': groups, 'queries': queries, 'head_dim': width, 'causal': True, 'sink': sink}
+    given = [sinks] if sink == 'learned' else []
+    y, lse = run('attention', 'F', qkv, *given, results=2, **told)
+    close(y, right)
+    close(run('attention', 'I', dy, qkv, y, lse, **told), dqkv)
+    close(run('attention_sink', 'W', dy, y, lse, sinks, **told), dsinks)

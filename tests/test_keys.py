@@ -197,7 +197,7 @@ def test_the_documentation_lists_all_that_is_called_not_modelled():
 
 
 with (stack_folder() / 'defaults.csv').open(encoding='utf-8', newline='') as file:
-    ROWS = [
+    DEFAULTS = [
         SimpleNamespace(**{**row, 'value': parse(f'v: {row["value"]}', '').root['v']}) for row in csv.DictReader(file)
     ]
 SOURCES = {'Megatron-LM': MEGATRON, 'MindSpeed-LLM': MINDSPEED, 'MindFormers': MINDFORMERS, 'torchtitan': TORCHTITAN,
@@ -212,7 +212,7 @@ def on_stack(key, stack):
     return schedule[key] if key in schedule else own[name]
 
 
-@pytest.mark.parametrize('row', ROWS, ids=lambda row: f'{row.framework}-{row.key}')
+@pytest.mark.parametrize('row', DEFAULTS, ids=lambda row: f'{row.framework}-{row.key}')
 def test_a_schedule_has_the_default_of_its_framework_or_a_reason(row):
     value = on_stack(row.key, row.stack)
     equal = value == row.value
@@ -222,7 +222,7 @@ def test_a_schedule_has_the_default_of_its_framework_or_a_reason(row):
 
 def test_the_table_of_an_importer_has_the_same_default_and_version():
     compared = []
-    for row in ROWS:
+    for row in DEFAULTS:
         table = SOURCES[row.framework].table if row.framework in SOURCES else None
         setting = table.rows.get(row.flag.lstrip('-')) if table else None
         if setting is None:
@@ -234,17 +234,17 @@ def test_the_table_of_an_importer_has_the_same_default_and_version():
             assert Settings([], table).value(setting.setting) == row.value, row
             compared.append(row.key)
     assert len(compared) >= 20
-    decay = next(row.value for row in ROWS if row.key == 'workload.optimizer')['adamw']['weight_decay']
+    decay = next(row.value for row in DEFAULTS if row.key == 'workload.optimizer')['adamw']['weight_decay']
     assert Settings([], MEGATRON.table).value('weight-decay') == decay
 
 
 def test_every_row_has_a_source_and_a_stack_that_is_shipped():
-    for row in ROWS:
+    for row in DEFAULTS:
         assert row.stack in stack_names()
         assert re.search('[a-z]+[/.][A-Za-z]|compiled by', row.source), row
         assert row.flag
         assert row.key.startswith(('plan.', 'workload.'))
-    assert len({(row.framework, row.key) for row in ROWS}) == len(ROWS)
+    assert len({(row.framework, row.key) for row in DEFAULTS}) == len(DEFAULTS)
 
 
 def test_overlap_has_no_switch_for_all_frameworks():

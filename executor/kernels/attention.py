@@ -94,15 +94,40 @@ def _of_group(dk: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 
 def attention_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
-    """qkv[, keys of dropout] → y, lse [B, G, Q, S]."""
+    """qkv[, keys of dropout][, sinks] → y, lse [B, G, Q, S]."""
     qkv, *keys = tensors
+    sinks = [keys.pop()] if op.attributes.get('sink') == 'learned' else []
     if name := _in_order(op, qkv):
         q, k, v = split(op, qkv)
         y, lse = fused_forward(name, by_head(op, q), k, v, bool(op.attributes['causal']), scale_of(op))
-        return [y.transpose(1, 2).flatten(2), lse]
+        return _beside_sinks(op, y.transpose(1, 2).flatten(2), lse, sinks)
     # The backward has lse alone and forms the probabilities in the same way.
     y, lse = _whole(op, where, qkv, keys).forward()
-    return [join(op, y), lse.reshape(lse.shape[0], lse.shape[1], int(op.attributes['queries']), -1)]
+    lse = lse.reshape(lse.shape[0], lse.shape[1], int(op.attributes['queries']), -1)
+    return _beside_sinks(op, join(op, y), lse, sinks)
+
+
+def _beside_sinks(op: OpClass, y: torch.Tensor, lse: torch.Tensor, sinks: Tensors) -> Tensors:
+    """What is left of a result where a logit of each head, or zero, takes its share; and the log-sum-exp with it."""
+    if 'sink' not in op.attributes:
+        return [y, lse]
+    groups, queries, _ = _attributes(op)
+    every = lse.reshape(lse.shape[0], groups, queries, -1)
+    logits = sinks[0].to(lse.dtype)[..., None] if sinks else every.new_zeros(())
+    left = (every - logits).sigmoid().permute(0, 3, 1, 2).unsqueeze(-1)
+    y = (y.unflatten(-1, (groups, queries, -1)) * left).to(y.dtype).flatten(2)
+    return [y, torch.logaddexp(every, logits.expand_as(every)).reshape(lse.shape)]
+
+
+def sinks_dw(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """dy, y, lse, sinks → dsinks [G, Q]."""
+    dy, y, lse, sinks = tensors
+    groups, queries, _ = _attributes(op)
+    every = lse.reshape(lse.shape[0], groups, queries, -1)
+    # No value stands behind it, so that its gradient is what all others leave: minus the sum of dy · y.
+    taken = (wide(dy) * wide(y)).unflatten(-1, (groups, queries, -1)).sum(-1).permute(0, 2, 3, 1)
+    share = (wide(sinks)[..., None] - every).exp()
+    return [-(share * taken).sum((0, 3)).to(sinks.dtype)]
 
 
 def attention_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
@@ -592,6 +617,7 @@ def _part(op: OpClass, where: Context, q: torch.Tensor, kv: Tensors, keys: Tenso
 
 KERNELS = {
     **rows('attention', F=attention_forward, I=attention_dx),
+    ('attention_sink', 'W'): sinks_dw,
     **rows('attention_scores', F=scores_forward, I=scores_dx),
     ('alibi', 'F'): alibi_forward,
     **rows('softmax', F=softmax_forward, I=softmax_dx),

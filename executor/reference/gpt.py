@@ -230,6 +230,8 @@ def _parameters(workload: Workload) -> Iterator[Declared]:
             yield from _norm_parameters(model, f'{layer}.{norm}')
         for gain, count in (('q_gain', groups * queries), ('k_gain', groups)) if model.qk_norm else ():
             yield f'{layer}.qk_norm.{gain}', (head_dim * (count if model.qk_norm == 'whole' else 1),), 'ones'
+        if model.sinks == 'learned':
+            yield f'{layer}.attention.sink', (groups, queries), weight
         for norm, features in (('q_norm', model.q_lora_rank), ('kv_norm', model.kv_lora_rank)):
             if features:
                 yield f'{layer}.{norm}.gain', (features,), 'ones'
@@ -316,7 +318,8 @@ def _transformer(
             qkv = _of_latents(model, linear, latent_norm, layer, y)
         else:
             qkv = _together(model, index, linear(f'{layer}.qkv', y), gains)
-        heads = _attention(model, index, *qkv, partial(drop, f'{layer}.attention'))
+        sink = parameters.get(f'{layer}.attention.sink')
+        heads = _attention(model, index, *qkv, partial(drop, f'{layer}.attention'), sink)
         attended = x + branch(f'{layer}.proj', 1, heads)
         if model.parallel_norms or not model.parallel:
             source = x if model.parallel else attended
@@ -424,6 +427,7 @@ def _attention(
     k: torch.Tensor,
     v: torch.Tensor,
     drop: Callable[[torch.Tensor], torch.Tensor],
+    sink: torch.Tensor | None,
 ) -> torch.Tensor:
     queries, head_dim = model.heads // model.key_value_heads, model.head_width
     places = torch.arange(q.shape[2])
@@ -433,7 +437,7 @@ def _attention(
     if model.packed:
         seen &= torch.block_diag(*(torch.ones(length, length) for length in model.packed)) > 0
     scale = model.attention_scale or head_dim**-0.5
-    if not model.dropout and not model.attention_softcap and model.position != 'alibi':
+    if not model.dropout and not model.attention_softcap and model.position != 'alibi' and model.sinks == 'none':
         # Not our kernel: an oracle must not share the code that it checks.
         y = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=queries > 1)
         return y.transpose(1, 2).flatten(2)
@@ -442,7 +446,12 @@ def _attention(
     scores = _capped(q @ k.mT * scale, model.attention_softcap)
     if model.position == 'alibi':
         scores = scores + _slopes(model.heads).to(scores)[:, None, None] * places
-    y = drop(scores.masked_fill(~seen, float('-inf')).softmax(-1)) @ v
+    scores = scores.masked_fill(~seen, float('-inf'))
+    if model.sinks != 'none':
+        # As of transformers' gpt_oss: a column more, which is left out behind the softmax.
+        logits = scores.new_zeros(model.heads) if sink is None else sink.flatten()
+        scores = torch.cat([scores, logits[:, None, None].expand(*scores.shape[:-1], 1)], -1)
+    y = drop(scores.softmax(-1)[..., : len(places)]) @ v
     return y.transpose(1, 2).flatten(2)
 
 

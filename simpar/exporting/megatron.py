@@ -78,6 +78,7 @@ def _facts(values: Values, source: Source) -> Iterator[str]:
         '16 bits': values.work('precision', '') in ('bf16', 'fp16'),
         'fp16': values.work('precision', '') == 'fp16',
         'mindspeed': source is MINDSPEED,
+        'sinks': values.model('sinks', 'none') != 'none',
     }
     return (word for word, holds in tests.items() if holds)
 

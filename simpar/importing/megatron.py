@@ -121,9 +121,13 @@ def graphs(flags: Settings) -> Iterator[Finding]:
 
 def attention(flags: Settings) -> Iterator[Finding]:
     """Flash or unfused, its dropout, its window."""
-    by, sinks = flags.given('attention-backend', 'use-flash-attn', 'transformer-impl'), flags.text('softmax-type')
-    if sinks not in ('vanilla', 'false'):
-        yield Mistake('softmax-type', f'not modelled: sinks of attention ({sinks})', '--set softmax-type=vanilla')
+    by, sinks = flags.given('attention-backend', 'use-flash-attn', 'transformer-impl'), flags.choice('softmax-type')
+    if sinks is None and flags.on('softmax-type'):
+        what = f'no softmax that Megatron-LM has (got {flags.text("softmax-type")[:40]!r})'
+        yield Mistake('softmax-type', what, 'write vanilla, off-by-one or learnable')
+    elif sinks not in ('none', None):
+        # NVIDIA/Megatron-LM d98e8a64dd, megatron/core/transformer/dot_product_attention.py, line 118 on.
+        yield Entry(f'{_T}.sinks', sinks, ('softmax-type',))
     is_local = flags.text('transformer-impl') == 'local' and not flags.on('use-flash-attn')
     unfused = flags.choice('attention-backend') == 'unfused' or (not flags.text('attention-backend') and is_local)
     # Before Transformer Engine attention was a product, a softmax and a product.

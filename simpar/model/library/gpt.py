@@ -36,6 +36,7 @@ from simpar.model.operators.attention import (
     QkNorm,
     Rotary,
     Rotation,
+    SinkAttention,
 )
 from simpar.model.operators.norm import GainNorm, LayerNorm, RmsNorm
 from simpar.model.operators.pointwise import GATED, Add, Gelu, GeluTanh, Mul, Relu, Silu, Softcap, SquaredRelu
@@ -192,7 +193,10 @@ class _Block:
         if model.attention == 'unfused':
             yield from self.unfused(heads, before)
         else:
-            yield self.node('attention', Attention(heads=heads, dropout=model.dropout), before, *self.keys)
+            core = Attention(heads=heads, dropout=model.dropout)
+            if model.sinks != 'none':
+                core = SinkAttention(heads=heads, dropout=model.dropout, learned=model.sinks == 'learned')
+            yield self.node('attention', core, before, *self.keys)
         inputs = (heads.groups, heads.queries, heads.values)
         yield from self.half('proj', inputs, '.attention', x, '1', biased='proj' in model.bias)
 
@@ -379,6 +383,7 @@ class Transformer(Model):
     parallel_norms: bool = False
     attention_scale: float = 0.0
     attention_softcap: float = 0.0
+    sinks: Literal['none', 'zero', 'learned'] = 'none'
     logit_softcap: float = 0.0
     logit_scale: float = 1.0
     residual_scale: float = 1.0

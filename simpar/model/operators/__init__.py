@@ -35,6 +35,7 @@ OF_LIBRARY: Final[tuple[type[Operator], ...]] = (
     linear.TiedEmbedding,
     shape.Concat,
     attention.Attention,
+    attention.SinkAttention,
     attention.AttentionScores,
     attention.Alibi,
     norm.GainNorm,

@@ -143,7 +143,7 @@ def _by_heads(shards: ShardCounts, rank: int) -> ShardCounts:
     """Slices of samples and of heads, which are features of three dims and a dim of four."""
     # Tokens stay in one place: attention needs all of a sequence.
     heads = shards[-1] if len(shards) == 3 else shards[1] if len(shards) == 4 else 1
-    return {1: shards[:1], 3: (shards[0], 1, heads), 4: (shards[0], heads, 1, 1)}[rank]
+    return {1: shards[:1], 2: (heads, 1), 3: (shards[0], 1, heads), 4: (shards[0], heads, 1, 1)}[rank]
 
 
 ATTENTION = AttentionCore('FlashAttention', 'attention')
@@ -210,6 +210,52 @@ class Attention(base.Sharded):
                            dims=dims, attributes=known)},
             kept=(kept,),
         )  # fmt: skip
+
+
+@base.operator
+class SinkAttention(Attention, base.Trained):
+    """Flash attention whose softmax has a logit more that no value stands behind: of each head, trained, or zero.
+
+    Its probability is one less in the sum of a token's others: with the log-sum-exp that counts it the backward of
+    queries, keys and values is as without. Arguments: ``learned``, else it is zero.
+    """
+
+    key = 'sink_attention'
+    primitives = {'attention': ATTENTION, 'attention_sink': AttentionCore('AttentionSink')}
+
+    learned: bool = True
+
+    @property
+    def has_own(self) -> bool:
+        """Whether the logits are trained."""
+        return self.learned
+
+    def axes(self, name: str, *reads: Shape) -> Rule:
+        """As without; the logits are split by groups."""
+        rule, own = super().axes(name, *reads), [one.shape for one in self.parameters(())]
+        inputs = (*rule.inputs, *(('g', ONE) for _ in own))
+        return replace(rule, inputs=inputs, shapes=(*rule.shapes, *own))
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[base.Step]:
+        """One primitive."""
+        yield base.Step(primitive=ATTENTION, reads=(*reads, *self.parameters(result)), shape=result)
+
+    def parameters(self, result: Shape) -> tuple[Parameter, ...]:
+        """A logit of each head."""
+        return (Parameter('sink', (self.heads.groups, self.heads.queries)),) if self.learned else ()
+
+    def ops(self, local: Local) -> Ops:
+        """As without, and the gradient of the logits by one number of each head and token."""
+        found = super().ops(local)
+        forward = found.F
+        own = self.parameters(())
+        own = tuple(one.on(at) for one, at in zip(own, local.inputs[len(forward.reads) :], strict=True))
+        told: Attributes = {**forward.attributes, 'sink': 'learned' if self.learned else 'zero'}
+        roles = tuple(one.role for one in own)
+        weights = Work(operator='attention_sink', reads=('dy', 'y', 'lse', *roles), flops=2 * local.elements('y'),
+                       attributes=told)  # fmt: skip
+        made = replace(forward, reads=(*forward.reads, *roles), attributes=told)
+        return replace(found, F=made, W=weights if own else None, parameters=own)
 
 
 @base.operator
