@@ -292,8 +292,8 @@ def test_layers_that_a_loop_puts_into_a_list_all_count(tmp_path: Path) -> None:
     """Also by a list of Python, by names, in a class that extends another, and in a file beside."""
     (tmp_path / 'blocks.py').write_text(
         f'{HEAD}\nclass Base(nn.Cell):\n    def __init__(self, width, *, depth=3):\n        super().__init__()\n'
-        '        self.blocks, parts = nn.CellList(), []\n        for i in range(depth):\n'
-        '            if i == 2:\n                continue\n            parts.append(nn.Dense(width, width))\n'
+        '        self.blocks, parts = nn.CellList(), []\n        more = parts\n        for i in range(depth):\n'
+        '            if i == 2:\n                continue\n            more += [nn.Dense(width, width)]\n'
         '            self.blocks.append(nn.SequentialCell(parts[i:] + [nn.ReLU()]))\n        parts.append(3)\n'
         "        for i in range(2):\n            setattr(self, f'last{i}', nn.Dense(width, width))\n",
         encoding='utf-8',

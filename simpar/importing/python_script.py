@@ -97,7 +97,6 @@ class Unknown:
 
 UNKNOWN: Final = Unknown()
 REFUSED: Final = Unknown()
-"""What is not known, and was told."""
 Scope = dict[str, Any]
 
 
@@ -223,7 +222,10 @@ class Reader(ABC):
         elif isinstance(one, ast.AnnAssign) and one.value:
             self.assign(one.target, self.value(one.value, scope), scope)
         elif isinstance(one, ast.AugAssign):
-            found = self.sign(one, self.value(one.target, scope), self.value(one.value, scope))
+            left, right = self.value(one.target, scope), self.value(one.value, scope)
+            found = self.sign(one, left, right)
+            if isinstance(left, list) and isinstance(found, list):
+                left[:], found, self.changes = found, left, self.changes + 1
             self.assign(one.target, found, scope)
         elif isinstance(one, ast.Expr):
             self.value(one.value, scope)
@@ -331,8 +333,7 @@ class Reader(ABC):
     def maybe(self, bodies: Sequence[Sequence[ast.stmt]], line: int, scope: Scope, *, is_open: bool = True) -> None:
         """Of bodies one is run, and which is not known: they may say nothing, and names that they set are not known.
 
-        A body that leaves what it stands in is a guard: what comes behind it is read. Arguments: ``is_open``, whether
-        a body may be left out; the turns of a loop are not.
+        A body that leaves what it stands in is a guard. Arguments: ``is_open``, whether a body may be left out.
         """
         before, changes = dict(scope), self.changes
         for body in bodies:
