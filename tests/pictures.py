@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.text import Text
@@ -152,17 +152,46 @@ def _is_clipped(text: Text) -> bool:
 
 def check(figure: Figure) -> None:
     """No words are cut, by the picture or by their axes, and no two lie over one another."""
-    found = boxes_of(figure)
+    check_boxes(
+        [
+            (text, Box(box.x0, box.x1, box.y0, box.y1), _across(clipped.bbox) if clipped else None)
+            for text, box, clipped in boxes_of(figure)
+        ],
+        figure.bbox.width,
+        figure.bbox.height,
+    )
+
+
+def _across(box: Any) -> Box:
+    """What axes cut: left and right."""
+    return Box(box.x0, box.x1, -float('inf'), float('inf'))
+
+
+class Box(NamedTuple):
+    """A rectangle, in pixels."""
+
+    left: float
+    right: float
+    low: float
+    top: float
+
+    def holds(self, other: Box) -> bool:
+        """Whether another lies in it; a pixel is the edge of a letter."""
+        across = self.left - 1 <= other.left <= other.right <= self.right + 1
+        return across and self.low - 1 <= other.low <= other.top <= self.top + 1
+
+
+Words = tuple[str, Box, 'Box | None']
+"""Words, where they stand, and what cuts them."""
+
+
+def check_boxes(found: list[Words], wide: float, high: float) -> None:
+    """No words are cut, by a picture of this size or by what holds them, and no two lie over one another."""
     assert len(found) > 5
-    wide, high = figure.bbox.width, figure.bbox.height
-    for text, box, clipped in found:
-        # A pixel is the edge of a letter.
-        inside = -1 <= box.x0 <= box.x1 <= wide + 1 and -1 <= box.y0 <= box.y1 <= high + 1
-        assert inside, f'{text!r} leaves the picture: {box}'
-        if clipped:
-            left, right = clipped.bbox.x0, clipped.bbox.x1
-            assert left - 1 <= box.x0 <= box.x1 <= right + 1, f'{text!r} is cut by its axes: {box}, {left} to {right}'
-    sides = np.array([[box.x0 + 1, box.x1 - 1, box.y0 + 1, box.y1 - 1] for _, box, _ in found])
+    for text, box, holder in found:
+        assert Box(0, wide, 0, high).holds(box), f'{text!r} leaves the picture: {box}'
+        assert holder is None or holder.holds(box), f'{text!r} is cut: {box}, {holder}'
+    sides = np.array([[box.left + 1, box.right - 1, box.low + 1, box.top - 1] for _, box, _ in found])
     left, right, low, top = (sides[:, [column]] for column in range(4))
     over = (left < right.T) & (right > left.T) & (low < top.T) & (top > low.T)
     pairs = np.argwhere(np.triu(over, 1))

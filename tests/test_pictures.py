@@ -3,6 +3,7 @@
 import overlap_page
 import pytest
 from every import some
+from page_pictures import PAGES, WIDE, check_words, missing, shots
 from pictures import JOBS, PICTURES, check
 from PIL import Image
 
@@ -41,3 +42,20 @@ def test_the_page_of_overlaps_has_a_picture_a_table_and_a_command_of_each():
         path = overlap_page.path_of(overlap)
         assert path.is_file()
         assert f'](images/overlaps/{path.name})\n\n    {first.command}\n\n| {overlap}: case |' in page
+
+
+@pytest.mark.skipif(bool(missing()), reason='needs Chromium, its driver and selenium')
+@pytest.mark.parametrize('name', PAGES)
+def test_no_words_of_a_page_are_cut_or_lie_over_one_another(name, tmp_path):
+    assert set(shots(PAGES[name][0](8, tmp_path))) == {'png', 'dark.png'}
+
+
+def test_words_of_a_page_that_are_cut_or_lie_over_one_another_are_found():
+    whole = [WIDE * 0.1, WIDE * 0.9, 0, 900]
+    words = [[f'word {at}', [200, 300, 20 * at, 20 * at + 12], whole] for at in range(8)]
+    check_words(words, WIDE, 900)
+    for box, holder in (([1100, 1200, 700, 712], whole), ([250, 350, 40, 52], None), ([1250, 1300, 700, 712], None)):
+        with pytest.raises(AssertionError, match='other'):
+            check_words([*words, ['other', box, holder]], WIDE, 900)
+    with pytest.raises(AssertionError, match='pixels wide'):
+        check_words(words, WIDE + 40, 900)

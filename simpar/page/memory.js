@@ -26,7 +26,7 @@ function memory() {
       draw.fillStyle = style('--text');
       draw.textAlign = 'left';
       draw.font = 'bold 12px system-ui, sans-serif';
-      draw.fillText(side.name + ': ' + bytes(side.peak.bytes) + ' at its peak', from, 14);
+      draw.fillText(shortened(draw, side.name, ': ' + bytes(side.peak.bytes) + ' at its peak', span), from, 14);
       draw.font = '11px system-ui, sans-serif';
       if (device <= tallest) { draw.fillStyle = COLOURS.exposed; draw.fillRect(from, y(device), span, 1.5); draw.fillText('device: ' + bytes(device), from + 4, y(device) + 12); }
       draw.fillStyle = style('--soft');

@@ -49,6 +49,12 @@ function fitted(canvas, height) {
   draw.clearRect(0, 0, width, height);
   return [draw, width];
 }
+/* Words and their ending as far as they have room: the words lose their own end. */
+function shortened(draw, words, ending, room) {
+  let shown = words;
+  while (shown && draw.measureText(shown + (shown === words ? '' : '…') + ending).width > room) shown = shown.slice(0, -1);
+  return shown + (shown === words ? '' : '…') + ending;
+}
 function axis(draw, window, left, width, y) {
   const span = window[1] - window[0];
   let stride = Math.pow(10, Math.floor(Math.log10(span * unit / 6)));
@@ -67,7 +73,7 @@ function axis(draw, window, left, width, y) {
 const LEFT = 150, ROW = 20, THIN = 10, GAP = 4;
 const rows = [];
 for (const side of [...data.sides].reverse()) {
-  rows.push({heading: side.name + ': ' + seconds(side.step), height: 24, side});
+  rows.push({heading: side.name, ending: ': ' + seconds(side.step), height: 24, side});
   for (const boxes of side.boxes) rows.push({...boxes, boxed: true, side, height: ROW + GAP});
   for (const group of side.groups) {
     rows.push({heading: group.label + (group.merged ? ' (ops that follow one another are one bar)' : ''), small: true, height: 20, side});
@@ -108,7 +114,7 @@ function drawSteps() {
     if (row.heading) {
       draw.fillStyle = row.small ? style('--soft') : style('--text');
       draw.font = (row.small ? '' : 'bold ') + '12px system-ui, sans-serif';
-      draw.fillText(row.heading, 8, y + row.height / 2 + 2);
+      draw.fillText(shortened(draw, row.heading, row.ending || '', width - 16), 8, y + row.height / 2 + 2);
       draw.font = '11px system-ui, sans-serif';
     } else {
       const height = row.height - GAP;

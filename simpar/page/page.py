@@ -328,9 +328,15 @@ def _lines_of(prediction: predict.Prediction, about: str) -> Iterator[str]:
 
 def table_html(table: Table) -> str:
     """A table of the screen as one of the page."""
-    heads = ''.join(f'<th>{html.escape(str(column.header))}</th>' for column in table.columns)
+    # A column of sentences has as many lines as they need: on one line the page would be wider than its window.
+    kinds = [' class="words"' if at and one.justify == 'left' else '' for at, one in enumerate(table.columns)]
+    named = zip(kinds, table.columns, strict=True)
+    heads = ''.join(f'<th{kind}>{html.escape(str(column.header))}</th>' for kind, column in named)
     rows = zip(*(column.cells for column in table.columns), strict=True)
-    body = ''.join(f'<tr>{"".join(f"<td>{_cell(cell)}</td>" for cell in row)}</tr>' for row in rows)
+    body = ''.join(
+        f'<tr>{"".join(f"<td{kind}>{_cell(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))}</tr>'
+        for row in rows
+    )
     return f'<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
 
 

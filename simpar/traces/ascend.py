@@ -367,5 +367,5 @@ def world_of(folder: Path) -> int:
     try:
         told = json.loads(text_of(path))
         return int(told.get('distributed_args', {}).get('world_size', 0))
-    except (ValueError, TypeError, AttributeError, ScheduleError):
+    except (ValueError, TypeError, AttributeError, RecursionError, ScheduleError):
         return 0
