@@ -180,9 +180,10 @@ def page() -> str:
         for ranks in JOBS:
             many = '1 rank' if ranks == 1 else f'{ranks:,} ranks'
             if not (FOLDER / f'{name}_{ranks}.png').exists():
-                parts.append(
-                    f'\nAt {many} it is not drawn yet: `python -m tests.page_pictures {name.removeprefix("page_")}_{ranks}`.\n'
+                draws = (
+                    f'page_pictures {name.removeprefix("page_")}' if name.startswith('page_') else f'pictures {name}'
                 )
+                parts.append(f'\nAt {many} it is not drawn yet: `python -m tests.{draws}_{ranks}`.\n')
                 continue
             for ending, scheme in (('png', 'light'), ('dark.png', 'dark')):
                 parts.append(f'\n![{many}, {scheme}](../images/pictures/{name}_{ranks}.{ending}#only-{scheme})\n')
