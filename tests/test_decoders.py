@@ -11,7 +11,6 @@ from trains import trains
 from simpar.case import case_of
 from simpar.cost.compute import DeviceCompute
 from simpar.lower import lower
-from simpar.lower.graph import record as recording
 from simpar.model.library.gpt import LongRope
 from simpar.model.model import Asked
 from simpar.plans import Plan
@@ -128,20 +127,6 @@ def test_parts_that_do_not_fit_are_told(changes, told):
     asked = Asked(loss='cross-entropy', data='random', batch=8, slices=1, tensor=1, sequence_parallel=False)
     problems = list(replace(LLAMA, **changes).problems(asked))
     assert [problem.what for problem in problems] == [told]
-
-
-def test_layers_that_differ_are_recorded_once_each(monkeypatch):
-    """Alternating windows repeat as layers of one kind do: nothing is recorded twice for want of a template."""
-    runs = []
-    run = recording.Forward.run
-    monkeypatch.setattr(recording.Forward, 'run', lambda self: (runs.append(self.repeats), run(self)))
-    model = replace(LLAMA, layers=12, window=(3, 0))
-    plan = Plan(pipeline=2, micro_batches=2)
-    found = lower(workload(model), plan, 2)
-    assert runs == [True]
-    # With no layer that may be taken for another, each is recorded for real.
-    monkeypatch.setattr(recording, 'layers_of', lambda nodes, stages: {})
-    assert lower(workload(model), plan, 2).hash == found.hash
 
 
 def attention(window, sequence=4096, **more):
