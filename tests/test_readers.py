@@ -120,6 +120,7 @@ LIST = {'format': 'simpar checkpoint 2', 'step': 1, 'seed': 0, 'program': 'ab', 
         'tensors': {'a': {'shape': [1], 'dtype': 'floa%32', 'chunks': []}},
         'trained': {'workload': {'model': {}, 'batch': 4}, 'dtype': '', 'data': 'drawn'}}  # fmt: skip
 BROKEN = (
+    ('MindSpore script', {'train.py': b'import mindspore as ms\nx = ' + b'-' * 20_000 + b'1\n'}),
     ('module graph', {'s.yaml': lambda: module(name=None)}),
     ('Kineto', {'r.json': EVENTS.replace(b'"id"', b'"\xffid"', 1)}),
     ('state of a run', {'state.pt': state()[:-30] + b'\0' * 30}),

@@ -749,9 +749,9 @@ def tree_of(text: str, path: Path) -> ast.Module:
             # Of the script's own style; what it means is the same.
             warnings.simplefilter('ignore', SyntaxWarning)
             return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        line = getattr(error, 'lineno', None) or 1
-        raise ScheduleError(Problem(f'{path}:{line}', f'is no Python: {error}', 'check the file')) from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line, why = getattr(error, 'lineno', None) or 1, str(error) or 'it nests too deep'
+        raise ScheduleError(Problem(f'{path}:{line}', f'is no Python: {why}', 'check the file')) from None
 
 
 def method_of(of: Cell, name: str) -> tuple[ast.FunctionDef, ast.ClassDef] | None:
