@@ -76,7 +76,7 @@ def check_device(options: argparse.Namespace | Wanted, launched: str) -> None:
 
 
 def _problems(options: argparse.Namespace | Wanted, launched: str) -> Iterator[Problem]:
-    kind = KINDS[options.device]
+    kind, threads = KINDS[options.device], in_threads(options.device, options.transport)
     if options.issue == 'graph' and not kind.graphs:
         yield Problem('--issue graph', f'is not possible on {kind.name}, which captures none', 'write --issue eager')
     elif options.issue == 'graph' and options.transport == 'gloo':
@@ -89,10 +89,10 @@ def _problems(options: argparse.Namespace | Wanted, launched: str) -> Iterator[P
     if in_one_process(options) and launched:
         what = f'virtual accelerators are all in one process, but {launched} has started one for each rank'
         yield Problem('--device virtual', what, 'start it once, or add --transport gloo')
-    if options.time_ops and (launched or options.device != 'cpu' or options.compute != 'real'):
+    if options.time_ops and (launched or not threads or options.compute != 'real'):
         what = 'only ops that ranks of this machine compute on its CPUs are timed'
         yield Problem('--time-ops', what, 'leave it out, or write --compute real --device cpu without a launcher')
-    if in_threads(options.device, options.transport):
+    if threads:
         return
     if options.compute == 'emulated':
         yield Problem('--compute emulated', 'it burns no device', 'write --device cpu, or --compute real')

@@ -70,7 +70,7 @@ NO_READERS: Final = {
     'simpar/recording/readers.py': 'a profile, after it was read',
     'simpar/saved_answer.py': 'the digest of a file, whatever it holds',
     'simpar/shipped.py': 'schedules that come with simpar',
-    'simpar/traces/names.py': 'a table that comes with simpar',
+    'simpar/traces/kineto.py': 'a table that comes with simpar, and what stream.py opens',
     'executor/bench/items.py': 'a table that comes with simpar',
     'executor/gpu_check.py': 'rows that the same command wrote some minutes before',
     'executor/host.py': 'files of the kernel',

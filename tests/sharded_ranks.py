@@ -74,7 +74,7 @@ class Block(torch.nn.Module):
 
     def forward(self, x):
         qkv = _together(self.model, 0, self.qkv(self.norm1(x)), [None, None])
-        x = x + self.proj(_attention(self.model, 0, *qkv, lambda y: y))
+        x = x + self.proj(_attention(self.model, 0, *qkv, lambda y: y, None))
         return x + self.fc2(functional.gelu(self.fc1(self.norm2(x))))
 
 

@@ -22,26 +22,27 @@ CHECKED = some(EXAMPLES, 2)
 FLAGS = {
     'run': [
         '--anchor', '--chakra', '--decides', '--fit', '--full', '--html', '--json', '--legend', '--limit', '--module',
-        '--net', '--plot',
-        '--quiet', '--save', '--set', '--steps', '--trace', '--trace-ranks', '--trace-steps', '--train', 'file',
+        '--net', '--op', '--plot', '--quiet', '--save', '--set', '--steps', '--trace', '--trace-ranks',
+        '--trace-steps', '--train', 'file',
     ],
     'check': [
-        '--device', '--fake', '--ir', '--json', '--limit', '--module', '--numerics', '--program', '--set', 'file',
+        '--device', '--fake', '--ir', '--json', '--limit', '--module', '--numerics', '--op', '--program', '--set',
+        'file',
     ],
-    'resolve': ['--json', '--limit', '--module', '--set', 'file'],
+    'resolve': ['--json', '--limit', '--module', '--op', '--set', 'file'],
     'sweep': [
-        '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--module', '--plot', '--scheduler',
-        '--set', '--sweep', 'file',
+        '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--module', '--op', '--plot',
+        '--scheduler', '--set', '--sweep', 'file',
     ],
     'plan': [
-        '--brief', '--devices', '--export', '--gap', '--jobs', '--journal', '--json', '--module', '--plot', '--save',
-        '--scheduler', '--seconds', '--set', '--train', 'file',
+        '--brief', '--devices', '--export', '--gap', '--jobs', '--journal', '--json', '--module', '--op', '--plot',
+        '--save', '--scheduler', '--seconds', '--set', '--train', 'file',
     ],
     'measure': [
-        '--baseline', '--compute', '--device', '--html', '--json', '--limit', '--module', '--net', '--plot', '--save',
-        '--save-state', '--seed', '--set', '--steps', '--time-ops', '--timeout', '--trace', 'file',
+        '--baseline', '--compute', '--device', '--html', '--json', '--limit', '--module', '--net', '--op', '--plot',
+        '--save', '--save-state', '--seed', '--set', '--steps', '--time-ops', '--timeout', '--trace', 'file',
     ],
-    'why-not': ['--html', '--json', '--limit', '--module', '--overlap', '--set', 'file'],
+    'why-not': ['--html', '--json', '--limit', '--module', '--op', '--overlap', '--set', 'file'],
     'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],
     'calibrate': ['--compute', '--device', '--dtype', '--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],

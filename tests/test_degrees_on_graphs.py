@@ -11,12 +11,9 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 from executor.numerics import check
 from simpar import model as ops
 from simpar.lower import lower
-from simpar.lower.graph.record import record
-from simpar.lower.lower import order_of
 from simpar.model.library.blocks import block_network, llama_network
-from simpar.pipeline.messages import with_communication
 from simpar.plans import Plan
-from simpar.workload import Transformer, Workload
+from simpar.workload import Workload
 
 pytestmark = pytest.mark.torch
 TOKENS = 6
@@ -139,36 +136,3 @@ def test_layers_and_attention_of_a_users_graph_are_run_again(recompute):
     core = {f'layer{layer}_{part}' for layer in (0, 1) for part in ('scores', 'scale', 'softmax', 'values')}
     assert again == core if recompute == 'selective' else core < again
     assert check(program, workload, plan).worst.error < 1e-12
-
-
-def test_equal_layers_recorded_once_are_those_recorded_one_by_one():
-    draw = random.Random(3)
-    for _ in range(30):
-        model = Transformer(
-            layers=draw.randint(1, 16),
-            hidden=24,
-            heads=12,
-            vocab=draw.choice([24, 25]),
-            sequence=12,
-            tied=draw.random() < 0.3,
-            attention=draw.choice(['flash', 'unfused']),
-            dropout=draw.choice([0.0, 0.1]),
-            parallel=draw.random() < 0.3,
-        )
-        pipeline = draw.choice([count for count in (1, 2, 3) if count <= model.layers])
-        plan = Plan(
-            data=draw.choice([1, 2]),
-            tensor=draw.choice([1, 2, 3, 5]),
-            pipeline=pipeline,
-            micro_batches=2,
-            sequence_parallel=draw.random() < 0.5,
-            reduce=draw.choice(['early', 'late']),
-            order=draw.choice(['1f1b', 'gpipe']),
-        )
-        workload = Workload(model=model, batch=8)
-        placement = with_communication(order_of(plan), plan.receive).placement
-        world = plan.data * plan.tensor * pipeline
-        once, each = (record(workload, plan, world, placement, repeats=repeats).tape for repeats in (True, False))
-        assert once.ops == each.ops
-        assert list(once.tensors.items()) == list(each.tensors.items())
-        assert (once.layouts, once.pending, once.saved) == (each.layouts, each.pending, each.saved)

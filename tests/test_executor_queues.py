@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_engine_semantics import costs_of, layers
+from test_engine_semantics import costs_on_queues, layers
 
 from simpar.cost.costs import Communication
 from simpar.engine import simulate
@@ -38,7 +38,7 @@ def made(order='b0 s0 b1 s1 b2'):
 
 
 def costs(program, queues):
-    found = costs_of(program, np.array([1.0, 1.0, 9.0, 0.0, 0.0]) * UNIT, queues)
+    found = costs_on_queues(program, np.array([1.0, 1.0, 9.0, 0.0, 0.0]) * UNIT, queues)
     return replace(found, communication={index: (Communication(2 * UNIT, 8 * UNIT),) for index in (3, 4)})
 
 

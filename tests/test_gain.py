@@ -158,7 +158,9 @@ def test_a_stack_that_nobody_wrote_is_left_out_of_what_is_measured(job):
     from simpar.commands import measure
 
     def asked(*words):
-        return argparse.Namespace(file=Path(job), set=['cluster.profile=h100-sxm-8', *words], module='', limit=[])
+        return argparse.Namespace(
+            file=Path(job), set=['cluster.profile=h100-sxm-8', *words], module='', op=[], limit=[]
+        )
 
     options = asked()
     case, line = measure._without_framework(options)

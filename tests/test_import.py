@@ -107,7 +107,7 @@ LAUNCHERS = (
     (mindformers, mindformers.MINDFORMERS), (megatron, megatron.NEMO), (deepspeed, deepspeed.GPT_NEOX),
     (accelerate, accelerate.ACCELERATE), (accelerate, accelerate.LLAMA_FACTORY),
 )  # fmt: skip
-KINDS = {'', 'count', 'count > 0', 'number', 'number > 0', 'switch'}
+KINDS = {'', 'count', 'count > 0', 'count > 1', 'number', 'number > 0', 'switch'}
 
 
 @pytest.mark.parametrize(('module', 'source'), LAUNCHERS, ids=[source.name for _, source in LAUNCHERS])

@@ -144,7 +144,7 @@ def test_kernels_call_what_the_table_has_and_nothing_else():
     from simpar.errors import ProgramError
 
     with pytest.raises(ProgramError, match=r'aten\.set_ is no operator'):
-        _called('set_.source_Tensor')
+        _called('set_.source_Tensor', '')
     assert len(TABLE) >= 60
     assert all(hasattr(torch.ops.aten, name) for name in TABLE)
 
