@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import Final
 
 from executor import checkpoint, devices, draws, numerics, state, train, validate
-from executor.bench.rounds import AlonePool, InOrder
 from executor.cluster import Launch, detect, external, meeting
 from executor.options import check_device, in_one_process
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
 from executor.ranks.watchdog import columns, many
 from executor.virtual.transport import VirtualWorld
-from simpar import hardware, predict, size, trace_files, units
+from simpar import hardware, size, trace_files, units
 from simpar.case import Case, load_case, on_net
 from simpar.cost.costs import Costs
-from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Deadlock, Problem, ProgramError, RunFailed, ScheduleError, SimparError
 from simpar.files import write_atomically
@@ -196,7 +194,7 @@ def load_job(options: argparse.Namespace) -> Job:
 
     def job_of(one: Case) -> Job:
         queues = one.cluster.queues_asked
-        costs = price(one.program, predict.under_load(one.program, one.cluster)) if emulated or queues else None
+        costs = one.costs if emulated or queues else None
         if costs and costs.work_queues:
             # Streams that share a queue may hang where each alone would not: this raises ``Deadlock``.
             simulate(one.program, costs, steps=2)
@@ -230,11 +228,10 @@ def _alone(options: argparse.Namespace, job: Job) -> tuple[state.Execution, ...]
 
 def _timing_ops(options: argparse.Namespace, job: Job, perform: state.Perform) -> tuple[state.Execution, ...]:
     """The same; behind each block of steps the ops run without messages, and their seconds go to a file."""
-    costs = {
-        one.program.hash: price(one.program, predict.under_load(one.program, one.case.cluster))
-        for one in job.all
-        if one.case
-    }
+    # The bench is much code, which other runs do without.
+    from executor.bench.rounds import AlonePool, InOrder
+
+    costs = {one.program.hash: one.case.costs for one in job.all if one.case}
     with AlonePool(job.program.world, favour=options.favour_communication) as alone:
         ops = InOrder(alone, [one.program for one in job.all], lambda program: costs[program.hash])
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from simpar import errors, numbers, plans, units
 from simpar.ablation import rules, unchanged_baseline, unlike_stack, unused_of_cluster, without_effect
 from simpar.cost import compute, price
+from simpar.cost.costs import Costs
 from simpar.document import Source
 from simpar.hardware import Cluster, Placement, Profile
 from simpar.hardware.net import Net, parse_net
@@ -20,7 +21,7 @@ from simpar.lazy import card, why_not
 from simpar.lower import lower
 from simpar.memory import check_fit
 from simpar.pipeline.checks import read_csv, rows_of
-from simpar.predict import Prediction, Pricing, Told, predict
+from simpar.predict import Prediction, Pricing, Told, predict, under_load
 from simpar.profiles import NONE, cluster, load_profile, load_stack, shaped
 from simpar.program import Program
 from simpar.resolve import Strategies, find_strategies, resolve
@@ -203,6 +204,12 @@ class Case:
         Example: ``[one.line for one in case.what_decides()]``.
         """
         return numbers.decisive(self.sides, most)
+
+    @property
+    def costs(self) -> Costs:
+        """What the program's ops cost, at the clocks that it leaves the devices."""
+        hardware = under_load(self.program, self.cluster, self.session)
+        return price.price(self.program, hardware, models=self.session)
 
     @property
     def sides(self) -> tuple[numbers.Side, ...]:

@@ -139,26 +139,31 @@ def with_links(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
 
 def pricing_with(factors: Mapping[str, float]) -> Pricing:
     """What prices programs with some numbers otherwise, for ``predict``."""
-    known: list[tuple[Program, Cluster, Pricer]] = []
-
-    def priced(program: Program, cluster: Cluster, effects: Effects) -> Costs:
-        pricer = next((made for of, on, made in known if of is program and on is cluster), None)
-        if pricer is None:
-            pricer = Pricer(program, under_load(program, with_links(cluster, factors)))
-            known.append((program, cluster, pricer))
-        return scaled(pricer.costs(effects), program, factors)
-
-    return priced
+    return _pricing(lambda costs, program: scaled(costs, program, factors), factors)
 
 
 def pricing_by(seconds: Mapping[str, Mapping[str, float]]) -> Pricing:
     """What prices programs whose ops were timed, for ``predict``; arguments: by a program's hash, seconds by op."""
 
-    def priced(program: Program, cluster: Cluster, effects: Effects) -> Costs:
-        costs = Pricer(program, under_load(program, cluster)).costs(effects)
+    def changed(costs: Costs, program: Program) -> Costs:
         timed, known = seconds.get(program.hash, {}), costs.compute.tolist()
         compute = [timed.get(op.name, before) for op, before in zip(program.op_classes, known, strict=True)]
         return replace(costs, compute=_on_grid(np.array(compute)))
+
+    return _pricing(changed, {})
+
+
+def _pricing(changed: Callable[[Costs, Program], Costs], links: Mapping[str, float]) -> Pricing:
+    """What prices programs with changed costs; arguments: ``links``, see ``with_links``."""
+    known: list[tuple[Program, Cluster, Pricer]] = []
+
+    def priced(program: Program, cluster: Cluster, effects: Effects) -> Costs:
+        # A program is priced with one effect after the other; its clocks need a simulation.
+        pricer = next((made for of, on, made in known if of is program and on is cluster), None)
+        if pricer is None:
+            pricer = Pricer(program, under_load(program, with_links(cluster, links)))
+            known.append((program, cluster, pricer))
+        return changed(pricer.costs(effects), program)
 
     return priced
 

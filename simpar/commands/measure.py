@@ -42,13 +42,12 @@ from simpar.comparison import (
     side_of,
     verdict,
 )
-from simpar.cost.price import price
 from simpar.errors import Problem, ScheduleError, dotted
 from simpar.files import remove_at_the_end, write_atomically
 from simpar.hardware.net import Net
 from simpar.keys import without_effect_json, without_effect_line
 from simpar.numbers import pricing_by
-from simpar.predict import Prediction, under_load
+from simpar.predict import Prediction
 from simpar.saved_answer import difference, difference_to_dict, render_difference
 from simpar.schedule.contents import STACK
 from simpar.trace import PERCENTILE, Trace
@@ -320,7 +319,7 @@ def _notes(options: argparse.Namespace, case: Case, measured: SavedTrace, timed:
     """What the reader must know of a comparison with this machine; arguments: ``timed``, by ops timed beside it."""
     notes = []
     if timed and timed.costs:
-        before = price(case.program, under_load(case.program, case.cluster)).compute
+        before = case.costs.compute
         ops = case.program.role(0).op_class
         times = timed.costs.compute[ops].sum() / before[ops].sum()
         notes.append(f'ops were timed between the steps: they take {times:.2f} times as long as by the profile')
