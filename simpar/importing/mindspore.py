@@ -27,7 +27,9 @@ from simpar.importing.python_script import (
     Method,
     Thing,
     Unknown,
+    has_data,
     method_of,
+    said_of,
     tree_of,
 )
 
@@ -81,7 +83,7 @@ _HARMLESS: Final = frozenset(
 """Methods of a cell that do not change what a step does."""
 _SETTERS: Final = frozenset(
     {
-        *('set_seed', 'set_context', 'set_auto_parallel_context', 'set_memory', 'set_dump', 'set_recursion_limit'),
+        *('set_seed', 'set_memory', 'set_dump', 'set_recursion_limit'),
         *('set_device', 'set_deterministic', 'set_cpu_affinity', 'set_numa_enable', 'set_prefetch_size'),
         *('set_num_parallel_workers', 'set_monitor_sampling_interval', 'set_enable_shared_mem', 'set_auto_num_workers'),
         *('set_dynamic_columns', 'set_sending_batches', 'set_kernel_launch_group'),
@@ -99,8 +101,8 @@ def imported_script(text: str, path: Path, given: Mapping[str, str], profile: st
     tree = tree_of(text, path)
     reader = Script(str(path), path.parent, given=dict(given))
     reader.launched(path)
-    reader.module(tree)
     try:
+        reader.module(tree, reader.scope)
         return reader.answer(profile)
     except RecursionError:
         reader.refuse(1, 'functions call one another without an end', 'write the network in full')
@@ -188,13 +190,10 @@ class Script(Parallel):
         last_of = name.rpartition('.')[2]
         # What a call is given is as it was then, however the list grows.
         values = [list(value) if isinstance(value, list) else value for value in values]
-        if any(isinstance(value, Data) for value in (*values, *named.values())):
+        every = [*values, *named.values()]
+        if has_data(*every):
             made = Thing(name, line, values, named)
-            return (
-                self.lost(made, line, [*values, *named.values()])
-                if last_of in LOSSES
-                else self.layer(made, line, values, named)
-            )
+            return self.lost(made, line, every) if last_of in LOSSES else self.layer(made, line, values, named)
         if name.partition('.')[0] != 'mindspore':
             return self.of_python(name, line, values, named)
         if last_of in ('set_auto_parallel_context', 'set_context'):
@@ -218,13 +217,12 @@ class Script(Parallel):
         if last_of in ('DistributedGradReducer', 'PipelineGradReducer'):
             self.reduces = True
         elif last_of == 'clip_by_global_norm':
-            norm = named.get('clip_norm', values[1] if len(values) > 1 else 1.0)
-            self.clip = (norm, line)
+            self.clip = (made.argument('clip_norm', ('x', 'clip_norm'), 1.0), line)
             self.changes += 1
         elif last_of == 'auto_mixed_precision':
-            said = dict(zip(('network', 'amp_level'), values, strict=False)) | named
-            self.level(said.get('amp_level', 'O0'), line)
-            return said.get('network', UNKNOWN)
+            order = ('network', 'amp_level')
+            self.level(made.argument('amp_level', order, 'O0'), line)
+            return made.argument('network', order, UNKNOWN)
         elif last_of in WRAPPERS:
             return self.wrap(last_of, line, values, named)
         elif last_of in _TRAINS:
@@ -260,12 +258,10 @@ class Script(Parallel):
         """Calls of other modules: what the environment and the options of the script are."""
         if name in ('os.getenv', 'os.environ.get') and values and str(values[0]) in self.given:
             return _literal(self.given[str(values[0])])
-        if name == 'argparse.ArgumentParser':
-            return Thing(name, line, values, named, {'parsed': {}})
-        return Thing(name, line, values, named)
+        return Thing(name, line, values, named, {'parsed': {}} if name == 'argparse.ArgumentParser' else {})
 
     def automatic(self, line: int, values: list[Any], named: dict[str, Any]) -> Thing:
-        said = dict(zip(('network', 'parallel_mode'), values, strict=False)) | named
+        said = said_of(('network', 'parallel_mode'), values, named)
         self.context['parallel_mode'] = (said.get('parallel_mode', 'semi_auto'), line)
         self.changes += 1
         inner = said.get('network', UNKNOWN)
@@ -309,7 +305,7 @@ class Script(Parallel):
 
     def wraps(self, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         """A call that puts a network, its loss and its optimizer together."""
-        said = dict(zip(_TRAINS[name], values, strict=False)) | named
+        said = said_of(_TRAINS[name], values, named)
         inner = said.pop('network', UNKNOWN)
         loss, optimizer = said.pop('loss_fn', None), said.pop('optimizer', None)
         self.level(said.pop('amp_level', said.pop('level', 'O0')), line)
@@ -354,7 +350,7 @@ class Script(Parallel):
         found = method_of(owner, name) if isinstance(owner, Cell) else None
         if found and isinstance(owner, Cell):
             return self.bound(owner, found, values, named)
-        if any(isinstance(value, Data) for value in (owner, *values, *named.values())):
+        if has_data(owner, *values, *named.values()):
             return self.of_tensor(owner, name, line, values)
         if name in ('trainable_params', 'get_parameters'):
             return Thing('parameters', line, [owner])
@@ -377,7 +373,7 @@ class Script(Parallel):
 
     def of_layer(self, owner: Thing | Cell, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         """A method of a layer, a cell or a container of cells."""
-        said = dict(zip(('first',), values, strict=False)) | named
+        said = said_of(('first',), values, named)
         if name in _HARMLESS:
             return owner
         if name == 'shard':
@@ -405,13 +401,13 @@ class Script(Parallel):
             return self.of_options(owner, name, values, named)
         if owner.name == 'Model':
             if name in ('train', 'fit'):
-                data = named.get('train_dataset', values[1] if len(values) > 1 else None)
+                data = said_of(('epoch', 'train_dataset'), values, named).get('train_dataset')
                 self.trained = data if isinstance(data, Thing) else Thing('what is not known', line)
             elif name in ('eval', 'predict', 'infer_predict_layout'):
                 self.evaluated = line
             return UNKNOWN
         if name in ('batch', 'padded_batch'):
-            size = named.get('batch_size', values[0] if values else UNKNOWN)
+            size = said_of(('batch_size',), values, named).get('batch_size', UNKNOWN)
             if isinstance(size, int) and not isinstance(size, bool) and size > 0 and 'batch' not in owner.marks:
                 return self.batched(owner, size, line)
             return Thing(owner.name, line, marks={'batch': (0, line)})
@@ -461,7 +457,7 @@ class Script(Parallel):
             self.read.append(self.over.marks.get('batch', (0, line)) if isinstance(self.over, Thing) else (0, line))
         if self.unsure and isinstance(of, Thing) and any(of is one for one in self.optimizers):
             self.gap(of.last, 'under a condition', line, 'it is made at each step')
-        if isinstance(of, Cell) and not self.depth and not any(isinstance(value, Data) for value in values):
+        if isinstance(of, Cell) and not self.depth and not has_data(*values):
             # A step by hand calls the network with a batch of which nothing is known.
             if method_of(of, 'construct') and all(of is not one for one in self.called):
                 self.called.append(of)
@@ -530,14 +526,15 @@ class Script(Parallel):
 
     def schedule(self, profile: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
         assumed = []
-        target = last(self.setting('device_target', '')[0])
+        target, at = self.context.get('device_target', ('', 0))
+        target = last(target)
         name = profile or (USUAL_GPU if target == 'GPU' else USUAL)
         device = profiles.profile_of_flag(name, '--cluster')
         if not profile:
             which = 'no accelerator' if target != 'GPU' else 'no GPU'
             assumed.append(f'{name}: a script names {which}; --cluster says another')
         if target == 'CPU' and not profile:
-            self.refuse(self.setting('device_target')[1], 'it trains on CPUs', 'say which: --cluster cpu-gloo')
+            self.refuse(at, 'it trains on CPUs', 'say which: --cluster cpu-gloo')
         world = self.devices()
         stages = self.number('pipeline_stages', 1)
         if stages > 1 and world % stages:
@@ -589,7 +586,7 @@ class Script(Parallel):
     def one_of(self, found: list[Thing], what: str, known: Mapping[str, Any]) -> Thing | None:
         """The one loss or optimizer of a script; refused where there are several kinds, or none."""
         if not found:
-            self.refuse(1, f'no {what} of nn was found', f'{what}s are read of {", ".join(known)}')
+            self.refuse(1, f'no {what} of nn was found', f'write one of {", ".join(known)}')
             return None
         if len({one.last for one in found}) > 1:
             names = ' and '.join(f'{one.last} (line {one.line})' for one in found)
@@ -629,7 +626,7 @@ class Script(Parallel):
     def updated(self, of: Thing) -> dict[str, Any]:
         """The optimizer and its settings."""
         kind, keys, order = OPTIMIZERS[of.last]
-        said = dict(zip(order, of.values, strict=False)) | of.named
+        said = said_of(order, of.values, of.named)
         if len(of.values) > len(order) or set(said) - set(order):
             self.refuse(of.line, f'{of.last} has arguments that are not known', 'leave them out')
         if of.last == 'SGD' and said.get('momentum') not in (None, 0, 0.0):

@@ -37,7 +37,7 @@ def plan_of(text: str, path: Path, ranks: int) -> tuple[dict[str, Any], dict[str
     strategies: dict[str, Any] = {}
     for name, values in (('parallel', [Thing(_NETWORK, 0)]), ('set_context', [])):
         reader = _Lines(str(path), path.parent, world=ranks, is_bare=True, strategies=dict(strategies))
-        reader.module(tree_of(text, path))
+        reader.module(tree_of(text, path), reader.scope)
         of = reader.scope.get(name)
         if not isinstance(of, Function):
             raise ScheduleError(Problem(str(path), f'has no {name}()', 'write it by simpar export --to mindspore'))

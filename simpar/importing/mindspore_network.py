@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from simpar import files
@@ -20,6 +21,7 @@ from simpar.importing.python_script import (
     Thing,
     Unknown,
     method_of,
+    said_of,
 )
 
 LOSSES: Final = {
@@ -67,7 +69,7 @@ class _Row:
     def wrong(self, of: Thing) -> Iterator[str]:
         """What of its arguments is not read."""
         yield from ('too many arguments',) if len(of.values) > len(self.order) else ()
-        for name, value in (dict(zip(self.order, of.values, strict=False)) | of.named).items():
+        for name, value in said_of(self.order, of.values, of.named).items():
             is_plain = name in self.free or name in self.keys.values() or value is None or isinstance(value, Data)
             if not is_plain and last(value) != self.only.get(name, ''):
                 yield f'{name} {last(value)[:40]} is not read'
@@ -142,22 +144,25 @@ class Network(Reader):
         self.loss = of
         return Thing(LOST, line, [every[0]])
 
+    def specs(self, since: int = 0) -> Iterator[tuple[str, dict[str, Any], int]]:
+        """Kind, keys and line of each layer."""
+        return ((kind, spec, line) for layer, line in self.layers[since:] for kind, spec in layer.items())
+
     def mark(self, marks: Mapping[str, Any], since: int) -> None:
         """What is said of a cell counts for each of its layers."""
-        for layer, _ in self.layers[since:]:
-            for kind, spec in layer.items():
-                # What is said of a layer itself counts before what is said of all in its cell.
-                spec.update(
-                    (key, value)
-                    for key, value in marks.items()
-                    if key not in spec and (key != 'comm_fusion' or kind in _WITH_WEIGHTS)
-                )
+        for kind, spec, _ in self.specs(since):
+            # What is said of a layer itself counts before what is said of all in its cell.
+            spec.update(
+                (key, value)
+                for key, value in marks.items()
+                if key not in spec and (key != 'comm_fusion' or kind in _WITH_WEIGHTS)
+            )
 
     def layer(self, of: Thing, line: int, values: list[Any], named: Mapping[str, Any]) -> Any:
         row = row_of(of.name)
         if row is None:
             what = f'{of.name.partition(".")[2] or of.name} is no layer that is read'
-            return self.refuse(of.line, what, f'layers are read of {", ".join(_names())}')
+            return self.refuse(of.line, what, f'layers are read of {", ".join(row.call for row in _rows())}')
         wrong = next(row.wrong(of), '')
         if wrong:
             return self.refuse(
@@ -219,7 +224,7 @@ class Network(Reader):
     def biased(self, data: Data, values: Sequence[Any], line: int) -> Any:
         """A vector of weights that is added to a product is its bias."""
         weight = next((value for value in values if isinstance(value, Thing)), None)
-        kind, spec = next(iter(self.layers[-1][0].items())) if self.layers else ('', {})
+        kind, spec, _ = next(self.specs(len(self.layers) - 1), ('', {}, 0))
         is_product = kind == 'dense' and spec['name'] == data.name and spec.get('bias') is False
         shape = _shape(weight) if weight else None
         if weight is None or not is_product or shape != (spec['out'],) or id(weight) in self.used:
@@ -289,29 +294,27 @@ class Network(Reader):
 
     def emit(self, kind: str, keys: Mapping[str, Any], data: Sequence[Data], line: int, name: str) -> Data:
         """A layer more, and its result."""
-        taken = {'x', *(next(iter(spec.values())).get('name') for spec, _ in self.layers)}
-        if not name or name in taken:
-            name = f'{name or kind}_{len(self.layers)}'
-        before = next(iter(self.layers[-1][0].values()))['name'] if self.layers else 'x'
+        names = [spec['name'] for _, spec, _ in self.specs()]
+        if not name or name in ('x', *names):
+            name = f'{name or kind}_{len(names)}'
         spec = {key: value for key, value in keys.items() if key in _HELD[kind in _WITH_WEIGHTS] or key not in _MARKS}
-        names = [one.name for one in data]
-        if len(names) > 1:
-            spec['of'] = names
-        elif names != [before]:
-            spec['of'] = names[0]
+        of = [one.name for one in data]
+        if len(of) > 1:
+            spec['of'] = of
+        elif of != (names[-1:] or ['x']):
+            spec['of'] = of[0]
         self.layers.append(({kind: {**spec, 'name': name}}, line))
         return Data(name)
 
     def unread(self, result: Data) -> None:
         """Refuse layers whose result nothing reads: a schedule's last layer is its result."""
         read, before = {result.name}, 'x'
-        for layer, _ in self.layers:
-            spec = next(iter(layer.values()))
+        for _, spec, _ in self.specs():
             of = spec.get('of', before)
             read |= {of} if isinstance(of, str) else set(of)
             before = spec['name']
-        for layer, line in self.layers:
-            if next(iter(layer.values()))['name'] not in read:
+        for _, spec, line in self.specs():
+            if spec['name'] not in read:
                 self.refuse(line, 'nothing reads what this layer makes', 'leave it out')
 
     def label(self, owner: Cell, prefix: str = '') -> None:
@@ -329,7 +332,7 @@ class Network(Reader):
 
     def sharded(self, of: Thing | Cell, inner: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         """``shard(…)`` of an operator, or of an operator inside of a layer, ``dense.matmul.shard(…)``."""
-        said = dict(zip(('in_strategy', 'out_strategy'), values, strict=False)) | named
+        said = said_of(('in_strategy', 'out_strategy'), values, named)
         kind = row_of(of.name) if isinstance(of, Thing) else None
         if kind is None or len(values) > 2 or set(said) - {'in_strategy', 'out_strategy'}:
             return self.refuse(line, 'a shard of this is not read', 'write strategies of operators')
@@ -380,7 +383,7 @@ def _shape(weight: Any) -> tuple[int, ...] | None:
     if not isinstance(weight, Thing) or weight.last != 'Parameter' or not (weight.values or weight.named):
         return None
     order = ('default_input', 'name', 'requires_grad', 'layerwise_parallel', 'parallel_optimizer')
-    said = dict(zip(order, weight.values, strict=False)) | weight.named
+    said = said_of(order, weight.values, weight.named)
     usual = {'requires_grad': True, 'layerwise_parallel': False, 'parallel_optimizer': True}
     if any(said.get(key, value) is not value for key, value in usual.items()) or set(said) - set(order):
         return None
@@ -404,22 +407,27 @@ def has_weights(of: Thing) -> bool:
     return of.last == 'Parameter' or (row is not None and row.kind in _WITH_WEIGHTS)
 
 
-def _rows() -> list[dict[str, str]]:
-    return files.read_csv(settings.FOLDER / 'mindspore_layers.csv')
-
-
-def _names() -> list[str]:
-    return [row['call'] for row in _rows()]
+@cache
+def _rows() -> tuple[_Row, ...]:
+    """Layers that are read: each call of a script asks for them."""
+    return tuple(
+        _Row(
+            row['call'],
+            row['kind'],
+            tuple(row['arguments'].split()),
+            dict(pair.split('=') for pair in row['values'].split()),
+            tuple(row['free'].split()),
+            dict(pair.split('=') for pair in row['only'].split()),
+        )
+        for row in files.read_csv(settings.FOLDER / 'mindspore_layers.csv')
+    )
 
 
 def row_of(name: str) -> _Row | None:
     """The row of a layer; ``mindspore.nn.Dense`` and ``P.MatMul`` are known by their end."""
     parts = name.split('.')
     for row in _rows() if parts[0] == 'mindspore' else ():
-        package, call = row['call'].split('.')
+        package, call = row.call.split('.')
         if parts[-1] == call and package in parts:
-            keys, only = (dict(pair.split('=') for pair in row[column].split()) for column in ('values', 'only'))
-            return _Row(
-                row['call'], row['kind'], tuple(row['arguments'].split()), keys, tuple(row['free'].split()), only
-            )
+            return row
     return None

@@ -12,7 +12,7 @@ from typing import Any, Final
 from simpar import files
 from simpar.importing import findings, mapping, settings
 from simpar.importing.mindspore_network import Network, last
-from simpar.importing.python_script import UNKNOWN, Cell, Thing
+from simpar.importing.python_script import UNKNOWN, Cell, Thing, said_of
 
 MODES: Final = {
     'stand_alone': 'stand_alone', 'data_parallel': 'data_parallel', 'semi_auto_parallel': 'semi_auto',
@@ -47,6 +47,16 @@ WRAPPERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     'GradAccumulation': ('micro_batches', ('network', 'micro_size')),
 }
 """Cells around a network that cut its batch: the key that says into how many, and their arguments."""
+_METHODS: Final[Mapping[str, Mapping[str, str]]] = {
+    'hsdp': {'shard_size': 'optimizer_weight_shard_size', 'threshold': 'parallel_optimizer_threshold',
+             'optimizer_level': 'optimizer_level'},
+    'pipeline': {'stages': '', 'output_broadcast': '', 'interleave': 'pipeline_interleave',
+                 'scheduler': 'pipeline_scheduler'},
+    'dataset_strategy': {'config': 'dataset_strategy'},
+    'comm_fusion': {'config': 'comm_fusion'},
+    'transformer_opt': {'file_path': 'transformer_opt'},
+}  # fmt: skip
+"""Methods of AutoParallel: their arguments in order, and what the older context calls each in its dict."""
 _SHARD_KEYS: Final = {
     'parallel_optimizer_threshold', 'optimizer_level', 'optimizer_weight_shard_size', 'gradient_accumulation_shard'
 }  # fmt: skip
@@ -90,7 +100,7 @@ class Parallel(Network):
     def wrap(self, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         """A cell around a network that cuts its batch."""
         _, order = WRAPPERS[name]
-        said = dict(zip(order, values, strict=False)) | named
+        said = said_of(order, values, named)
         inner = said.pop('network', UNKNOWN)
         number = said.pop(order[1], 2 if name == 'MicroBatchInterleaved' else UNKNOWN)
         stages = said.pop('stage_config', None)
@@ -125,7 +135,7 @@ class Parallel(Network):
 
     def layout(self, line: int, values: list[Any], named: dict[str, Any]) -> Thing:
         """A device matrix with names of its axes."""
-        said = dict(zip(('device_matrix', 'alias_name', 'rank_list'), values, strict=False)) | named
+        said = said_of(('device_matrix', 'alias_name', 'rank_list'), values, named)
         dims, names = said.get('device_matrix'), said.get('alias_name')
         known = (
             isinstance(dims, (tuple, list))
@@ -168,42 +178,27 @@ class Parallel(Network):
 
     def parallel(self, name: str, line: int, values: list[Any], named: dict[str, Any], owner: Thing) -> Any:
         """A method of AutoParallel as the setting of the older context that says the same."""
-        orders = {
-            'hsdp': ('shard_size', 'threshold', 'optimizer_level'),
-            'pipeline': ('stages', 'output_broadcast', 'interleave', 'scheduler'),
-            'dataset_strategy': ('config',),
-            'comm_fusion': ('config',),
-            'transformer_opt': ('file_path',),
-        }
-        said = dict(zip(orders.get(name, ()), values, strict=False)) | named
-        if name in orders and (len(values) > len(orders[name]) or set(said) - set(orders[name])):
+        names = _METHODS.get(name)
+        if names is None:
+            if name not in OF_FILES:
+                self.refuse(line, f'AutoParallel.{name}() is not known', _BY_HAND)
+            return owner
+        said = said_of(tuple(names), values, named)
+        if len(values) > len(names) or set(said) - set(names):
             return self.refuse(line, f'AutoParallel.{name}() has arguments that are not read', _BY_HAND)
-        self.changes += name in orders
+        self.changes += 1
+        config = {names[key]: value for key, value in said.items() if names[key]}
         if name == 'hsdp':
             self.context['enable_parallel_optimizer'] = (True, line)
-            config = {
-                'parallel_optimizer_threshold': said.get('threshold', 64),
-                'optimizer_level': said.get('optimizer_level', 'level1'),
-                'optimizer_weight_shard_size': said.get('shard_size', -1),
-            }
             self.context['parallel_optimizer_config'] = (config, line)
         elif name == 'pipeline':
             self.context['pipeline_stages'] = (said.get('stages', 1), line)
-            config = {
-                'pipeline_interleave': said.get('interleave', False),
-                'pipeline_scheduler': said.get('scheduler', '1f1b'),
-            }
             self.context['pipeline_config'] = (config, line)
-        elif name in orders:
-            self.context[name] = (said.get(orders[name][0], UNKNOWN), line)
-        elif name not in OF_FILES:
-            self.refuse(line, f'AutoParallel.{name}() is not known', _BY_HAND)
+        else:
+            self.context[name] = (config.get(name, UNKNOWN), line)
         return owner
 
     # keys of a plan
-
-    def setting(self, name: str, otherwise: Any = None) -> tuple[Any, int]:
-        return self.context.get(name, (otherwise, 0))
 
     def number(self, name: str, otherwise: int) -> int:
         value, line = self.context.pop(name, (otherwise, 0))
@@ -257,7 +252,7 @@ class Parallel(Network):
             values |= {} if self.is_bare else {'plan.compat': self.given.get('version', '2.10')}
             if 'version' not in self.given:
                 assumed.append('the search of MindSpore 2.10; --set version=2.0 for that of 2.0')
-        specs = [(spec, at) for layer, at in self.layers for spec in layer.values()]
+        specs = [(spec, at) for _, spec, at in self.specs()]
         shards = [(spec, at) for spec, at in specs if {'strategy', 'layout'} & spec.keys()]
         self.agrees(mode, world, stages, specs, line)
         if line:
@@ -340,12 +335,11 @@ class Parallel(Network):
             self.refuse(at, f'parallel_optimizer_config: {unknown} is not known', _BY_HAND)
         elif on:
             level = config.get('optimizer_level', 'level1')
-            size, threshold = (
-                config.get('optimizer_weight_shard_size', -1),
-                config.get('parallel_optimizer_threshold', 64),
-            )
-            numbers = (size, threshold)
-            if level not in ('level1', 'level2', 'level3') or any(not isinstance(one, int) for one in numbers):
+            size = config.get('optimizer_weight_shard_size', -1)
+            threshold = config.get('parallel_optimizer_threshold', 64)
+            if level not in ('level1', 'level2', 'level3') or not (
+                isinstance(size, int) and isinstance(threshold, int)
+            ):
                 self.refuse(at or line, 'a setting of optimizer parallelism is not what the script says', _BY_HAND)
                 return values
             values['plan.hsdp'] = level
@@ -361,7 +355,7 @@ class Parallel(Network):
     def fused(self) -> dict[str, Any]:
         """Messages of gradients: by marks of layers, by size or by index."""
         said, line = self.context.pop('comm_fusion', (None, 0))
-        has_ids = any('comm_fusion' in spec for layer, _ in self.layers for spec in layer.values())
+        has_ids = any('comm_fusion' in spec for _, spec, _ in self.specs())
         if said is None:
             return {'plan.fusion': 'ids'} if has_ids else {}
         of_sums = said.get('allreduce') if isinstance(said, dict) else None

@@ -32,6 +32,7 @@ _SIGNS: Final[Mapping[type, Callable[[Any, Any], Any]]] = {
 }  # fmt: skip
 _OF_NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
     'int': int, 'float': float, 'str': str, 'bool': bool, 'abs': abs, 'min': min, 'max': max, 'round': round,
+    'sum': sum,
 }  # fmt: skip
 _OF_LISTS: Final[Mapping[str, Callable[..., Any]]] = {
     'tuple': tuple, 'list': list, 'len': len, 'enumerate': lambda one: list(enumerate(one)),
@@ -60,10 +61,7 @@ class Thing:
 
     def argument(self, name: str, order: Sequence[str], otherwise: Any = None) -> Any:
         """A value by its name, or by its place among the arguments."""
-        if name in self.named:
-            return self.named[name]
-        place = order.index(name) if name in order else len(self.values)
-        return self.values[place] if place < len(self.values) else otherwise
+        return said_of(order, self.values, self.named).get(name, otherwise)
 
 
 @dataclass(eq=False)
@@ -195,13 +193,9 @@ class Reader(ABC):
 
     # statements
 
-    def module(self, tree: ast.Module) -> None:
-        try:
-            self.run(tree.body, self.scope)
-        except (_Return, _Turn):
-            pass
-        except RecursionError:
-            self.refuse(1, 'functions call one another without an end', 'write the network in full')
+    def module(self, tree: ast.Module, scope: Scope) -> None:
+        with contextlib.suppress(_Return, _Turn):
+            self.run(tree.body, scope)
 
     def run(self, body: Sequence[ast.stmt], scope: Scope) -> None:
         for statement in body:
@@ -250,9 +244,11 @@ class Reader(ABC):
             self.maybe([one.body], one.lineno, scope, is_open=False)
         elif isinstance(one, ast.Match) and not self.depth:
             self.maybe([case.body for case in one.cases], one.lineno, scope)
-        elif isinstance(one, ast.Nonlocal) or (isinstance(one, ast.Delete) and not _of_names(one)):
+        elif isinstance(one, ast.Delete) and all(isinstance(target, ast.Name) for target in one.targets):
+            pass
+        elif isinstance(one, (ast.Nonlocal, ast.Delete)):
             self.refuse(one.lineno, f'{type(one).__name__.lower()} is not read', IN_PLACE)
-        elif self.depth and not isinstance(one, (ast.Pass, ast.Assert, ast.AnnAssign, ast.Delete)):
+        elif self.depth and not isinstance(one, (ast.Pass, ast.Assert, ast.AnnAssign)):
             self.refuse(
                 one.lineno, f'{type(one).__name__.lower()} in a network is not read', 'write its layers in full'
             )
@@ -311,13 +307,12 @@ class Reader(ABC):
         found = self.modules[module] = Scope()
         tree = tree_of(files.read_regular(path, 2**20).decode('utf-8', 'replace'), path)
         ast.increment_lineno(tree, _FILE * len(self.others))
-        with contextlib.suppress(_Return, _Turn):
-            self.run(tree.body, found)
+        self.module(tree, found)
         return found
 
     def branch(self, one: ast.If, scope: Scope) -> None:
         test = one.test
-        is_main = isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == '__name__'
+        is_main = isinstance(test, ast.Compare) and _named(test.left, '__name__')
         taken = scope is self.scope if is_main else self.truth(self.value(test, scope))
         if isinstance(taken, Unknown) and self.depth:
             self.refuse(one.lineno, 'which branch the network takes is not known', 'write the branch in its place')
@@ -349,9 +344,7 @@ class Reader(ABC):
                 self.guards += 1
             finally:
                 self.unsure -= is_open
-            for name in inner:
-                if name != _GLOBALS and (name not in before or inner[name] is not before[name]):
-                    scope[name] = UNKNOWN
+            scope.update(_set_since(before, inner))
         if self.changes != changes:
             what = 'whether this is done is not known, and model or plan hang on it'
             self.refuse(line, what, IN_PLACE + ', or --set NAME=value for an option or a variable of the environment')
@@ -362,9 +355,9 @@ class Reader(ABC):
         parts = self.parts(over)
         if parts is None:
             self.iterated(over)
-        if parts is None and self.depth:
-            self.refuse(one.lineno, 'how often this loop turns is not known', IN_PLACE)
-            return
+            if self.depth:
+                self.refuse(one.lineno, 'how often this loop turns is not known', IN_PLACE)
+                return
         before, changes, guards = dict(scope), self.changes, self.guards
         is_cut = parts is None
         for turn in [UNKNOWN] if parts is None else parts[:MOST_CALLS]:
@@ -383,7 +376,7 @@ class Reader(ABC):
             self.refuse(one.lineno, 'over what this loop goes is not known, and model or plan hang on it', IN_PLACE)
         if is_cut:
             # Other turns may set them otherwise.
-            scope.update({name: UNKNOWN for name in scope if name not in before or scope[name] is not before[name]})
+            scope.update(_set_since(before, scope))
 
     def parts(self, over: Any) -> list[Any] | None:
         """What a list, a range or a container of cells holds; the list itself, so that it can grow."""
@@ -422,11 +415,10 @@ class Reader(ABC):
         """Set an element of a list or a dict."""
         owner, index = self.value(target.value, scope), self.value(target.slice, scope)
         parts = owner if isinstance(owner, dict) else self.parts(owner)
+        is_inside = isinstance(index, int) and parts and -len(parts) <= index < len(parts)
         if isinstance(parts, dict) and isinstance(index, (int, str)):
             parts[index] = value
-        elif (
-            isinstance(owner, (list, Thing)) and isinstance(index, int) and parts and -len(parts) <= index < len(parts)
-        ):
+        elif parts and is_inside and isinstance(owner, (list, Thing)):
             parts[index] = value
             self.changes += 1
         elif self.depth or parts is not None:
@@ -477,9 +469,8 @@ class Reader(ABC):
             test = self.truth(self.value(one.test, scope))
             return UNKNOWN if isinstance(test, Unknown) else self.value(one.body if test else one.orelse, scope)
         if isinstance(one, ast.JoinedStr):
-            texts = [
-                self.value(part.value if isinstance(part, ast.FormattedValue) else part, scope) for part in one.values
-            ]
+            parts = (part.value if isinstance(part, ast.FormattedValue) else part for part in one.values)
+            texts = [self.value(part, scope) for part in parts]
             known = all(isinstance(text, (int, str)) and len(str(text)) < MOST_CALLS for text in texts)
             is_plain = all(getattr(part, 'format_spec', None) is None for part in one.values)
             return ''.join(map(str, texts)) if known and is_plain else UNKNOWN
@@ -580,18 +571,18 @@ class Reader(ABC):
         values, named = self.arguments(one, scope)
         self.calls += 1
         if self.calls > MOST_CALLS:
-            self.problems.append(Problem(self.place(one.lineno), 'more calls than are read', 'write a shorter one'))
+            self.refuse(one.lineno, 'more calls than are read', 'write a shorter one')
             raise _Return(UNKNOWN)
         found = self.invoke(of, one.lineno, values, named)
         if found is not NotImplemented:
             return found
-        if isinstance(one.func, ast.Name) and one.func.id in ('getattr', 'setattr') and len(values) > 1:
+        name = one.func.id if isinstance(one.func, ast.Name) else ''
+        if name in ('getattr', 'setattr') and len(values) > 1:
             return self.by_name(one, values, scope)
-        has_data = any(isinstance(value, Data) for value in (*values, *named.values()))
-        is_named = isinstance(one.func, ast.Name) and not (one.func.id in scope or one.func.id in self.scope)
-        if isinstance(one.func, ast.Name) and is_named and (not has_data or one.func.id == 'print'):
-            return self.builtin(one.func.id, one.lineno, values)
-        if has_data:
+        reads = has_data(*values, *named.values())
+        if name and name not in scope and name not in self.scope and (not reads or name == 'print'):
+            return self.builtin(name, one.lineno, values)
+        if reads:
             return self.refuse(one.lineno, 'a call of tensors that is not known', BY_LAYERS)
         return UNKNOWN
 
@@ -636,7 +627,7 @@ class Reader(ABC):
             if of.name == 'update' and isinstance(one, dict):
                 parts.update(one)
                 return None
-        elif isinstance(of.owner, (list, Thing)) and parts is not None:
+        elif isinstance(of.owner, (list, Thing)) and parts is not None and of.name in _CHANGES:
             more = self.parts(one)
             if of.name == 'append' and values:
                 parts.append(one)
@@ -644,8 +635,6 @@ class Reader(ABC):
                 parts.extend(more)
             elif of.name == 'insert' and isinstance(one, int) and len(values) > 1:
                 parts.insert(one, values[1])
-            elif of.name not in _CHANGES:
-                return NotImplemented
             else:
                 return self.refuse(line, f'.{of.name}() of this list is not read', IN_PLACE)
             self.changes += 1
@@ -660,7 +649,7 @@ class Reader(ABC):
         if not isinstance(name, str):
             return self.refuse(one.lineno, 'which attribute this is, is not known', IN_PLACE)
         where = ast.Attribute(one.args[0], name, ast.Load(), lineno=one.lineno, col_offset=0)
-        if isinstance(one.func, ast.Name) and one.func.id == 'setattr' and len(values) > 2:
+        if _named(one.func, 'setattr') and len(values) > 2:
             self.assign(where, values[2], scope)
             return None
         return self.attribute(where, scope)
@@ -676,12 +665,10 @@ class Reader(ABC):
         try:
             if name in _OF_LISTS and values and len(known) == len(values):
                 return _OF_LISTS[name](*known)
-            if name == 'sum' and known and all(map(_is_number, known[0])):
-                return sum(known[0])
+            if name in ('sum', 'min', 'max') and known and all(map(_is_number, known[0])):
+                return _OF_NUMBERS[name](known[0])
             if name in _OF_NUMBERS and values and all(isinstance(value, (int, float, str)) for value in values):
                 return _OF_NUMBERS[name](*values)
-            if name in ('min', 'max') and known and known[0] and all(map(_is_number, known[0])):
-                return _OF_NUMBERS[name](known[0])
         except (TypeError, ValueError, OverflowError):
             return UNKNOWN
         return [] if name in ('list', 'tuple') and not values else UNKNOWN
@@ -737,7 +724,7 @@ class Reader(ABC):
             return UNKNOWN
         rest = Cell(owner.of, owner.chain[owner.chain.index(of) + 1 :])
         found = method_of(rest, name)
-        if found is None and any(isinstance(value, Data) for value in values):
+        if found is None and has_data(*values):
             return self.refuse(one.lineno, f'super().{name}() is not of this script', BY_LAYERS)
         return self.bound(owner, found, values, named) if found else UNKNOWN
 
@@ -754,6 +741,15 @@ def tree_of(text: str, path: Path) -> ast.Module:
         raise ScheduleError(Problem(f'{path}:{line}', f'is no Python: {why}', 'check the file')) from None
 
 
+def said_of(order: Sequence[str], values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a call by their names. Arguments: ``order``, the names of those that are said by their place."""
+    return {**dict(zip(order, values, strict=False)), **named}
+
+
+def has_data(*values: Any) -> bool:
+    return any(isinstance(value, Data) for value in values)
+
+
 def method_of(of: Cell, name: str) -> tuple[ast.FunctionDef, ast.ClassDef] | None:
     """A method of a cell, and the class that has it."""
     for one in of.chain:
@@ -763,16 +759,18 @@ def method_of(of: Cell, name: str) -> tuple[ast.FunctionDef, ast.ClassDef] | Non
     return None
 
 
+def _set_since(before: Scope, scope: Scope) -> Scope:
+    """Names that were set, of which it is not known to what."""
+    names = (name for name in scope if name not in before or scope[name] is not before[name])
+    return {name: UNKNOWN for name in names if name != _GLOBALS}
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
 def _named(one: ast.expr, name: str) -> bool:
     return isinstance(one, ast.Name) and one.id == name
-
-
-def _of_names(one: ast.Delete) -> bool:
-    return all(isinstance(target, ast.Name) for target in one.targets)
 
 
 def _is_super(one: ast.expr) -> bool:
@@ -784,16 +782,14 @@ def _compared(sign: ast.cmpop, left: Any, right: Any) -> Any:
     if isinstance(left, Unknown) or isinstance(right, Unknown):
         return UNKNOWN
     if isinstance(sign, (ast.Is, ast.IsNot)) and (left is None or right is None):
-        is_open = any(isinstance(one, (Method, Module, Thing)) for one in (left, right))
-        return UNKNOWN if is_open and not _is_made(left, right) else (left is right) == isinstance(sign, ast.Is)
+        other = right if left is None else left
+        # What a call of a class makes is never None.
+        is_made = isinstance(other, Thing) and other.last[:1].isupper()
+        is_open = isinstance(other, (Method, Module, Thing)) and not is_made
+        return UNKNOWN if is_open else (left is right) == isinstance(sign, ast.Is)
     known = (int, float, str, type(None))
     try:
         known_values = isinstance(left, known) and isinstance(right, known)
         return _COMPARES[type(sign)](left, right) if known_values and type(sign) in _COMPARES else UNKNOWN
     except TypeError:
         return UNKNOWN
-
-
-def _is_made(*values: Any) -> bool:
-    """Whether what is compared with None is an object that a call of a class makes, which is never None."""
-    return any(isinstance(one, Thing) and one.last[:1].isupper() for one in values)
