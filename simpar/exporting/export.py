@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +15,7 @@ from simpar.errors import Problem, ScheduleError
 from simpar.exporting.deepspeed import accelerate_keys, deepspeed_keys, json_text, toml_text, torchtitan_keys, yaml_text
 from simpar.exporting.megatron import megatron_flags, mindspeed_flags, script
 from simpar.exporting.mindformers import mindformers_keys, speed_up
-from simpar.exporting.mindspore import mindspore_lines, mindspore_text
+from simpar.exporting.mindspore import mindspore_lines, mindspore_text, tuples
 from simpar.exporting.settings import FOLDER, Said, Target, Values, bytes_of, values_of
 from simpar.files import read_csv
 from simpar.importing.accelerate import ACCELERATE
@@ -145,22 +146,19 @@ def _of_lines(target: Target, said: list[Said], values: Values) -> Values:
     Marks of layers stand in comments, for the layers are the user's: what they say counts as said, and so do
     strategies of operators where they come back as they went out.
     """
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / f'{target.name}{target.suffix}'
-        for name, other in target.beside(said, values).items():
-            (path.parent / name).write_text(other, encoding='utf-8')
+    with _folder(target, target.beside(said, values)) as path:
         plan, strategies = plan_of(target.text(said, values, ()), path, values.ranks)
-    sent = {one.name: _lists(one.value) for one in said if one.part == 'shard'}
-    by_hand = ('', 'marks', '2.3', 'shard') if strategies == sent else ('', 'marks', '2.3')
+    sent = {one.name: one.value for one in said if one.part == 'shard'}
+    by_hand = (
+        ('', 'marks', '2.3', 'shard')
+        if {name: tuples(one) for name, one in strategies.items()} == sent
+        else ('', 'marks', '2.3')
+    )
     kept = {key for one in said if one.part in by_hand for key in one.keys}
     # What a call says, it says whole or not: a key that shares a call with others is as the call comes back.
     spoken = {key for one in said for key in one.keys if set(one.keys) & plan.keys()}
     back = {key: value for key, value in values.every.items() if not key.startswith('plan.') or key in kept | spoken}
     return replace(values, every={**framework_defaults(target.title), **back, **plan})
-
-
-def _lists(value: Any) -> Any:
-    return list(map(_lists, value)) if isinstance(value, (list, tuple)) else value
 
 
 def framework_defaults(title: str) -> dict[str, Any]:
@@ -172,11 +170,8 @@ def framework_defaults(title: str) -> dict[str, Any]:
 
 def reimported(target: Target, text: str, values: Values, beside: Mapping[str, str]) -> Import:
     """What import makes of a file of the framework, with those beside it, on the cluster of the case."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / f'{target.name}{target.suffix}'
+    with _folder(target, beside) as path:
         path.write_text(text, encoding='utf-8')
-        for name, other in beside.items():
-            (path.parent / name).write_text(other, encoding='utf-8')
         profile = str(values.every['cluster.profile'])
         if not target.is_modelless:
             return imported(path, given={}, profile=profile)
@@ -188,6 +183,15 @@ def reimported(target: Target, text: str, values: Values, beside: Mapping[str, s
     rest = {key: value for key, value in made.values.items() if key not in ('workload.model', 'workload.sequence')}
     own = {key: value for key, value in values.every.items() if key.startswith(_MODELS)}
     return replace(made, values={**rest, **own})
+
+
+@contextmanager
+def _folder(target: Target, beside: Mapping[str, str]) -> Iterator[Path]:
+    """Where a file of the framework goes as long as it is read; those beside it are there."""
+    with TemporaryDirectory() as folder:
+        for name, text in beside.items():
+            (Path(folder) / name).write_text(text, encoding='utf-8')
+        yield Path(folder) / f'{target.name}{target.suffix}'
 
 
 def different(values: Values, back: Values, *, target: Target | None = None, full: bool = False) -> Iterator[Unsaid]:

@@ -11,7 +11,7 @@ from itertools import accumulate, combinations, pairwise
 from typing import Final
 
 from simpar.exporting.settings import Said, T, Values, direct, need_transformer, plain, read_as, word_of
-from simpar.importing.findings import Entry
+from simpar.importing.findings import Entry, value_of
 from simpar.importing.megatron import MEGATRON, biases, recompute, stages_of
 from simpar.importing.mindspeed import MINDSPEED, mindspeed_biases, swapped
 from simpar.importing.settings import Source
@@ -356,8 +356,8 @@ def _recompute(said: list[Said], values: Values, source: Source) -> list[Said]:
     def read(form: list[Said]) -> set[str]:
         settings = read_as([*said, *form], source.table)
         rules = [*recompute(settings), *(swapped(settings) if source is MINDSPEED else ())]
-        entries = [one.value for one in rules if isinstance(one, Entry) and one.key == 'plan.recompute']
-        return set(entries[-1]) if entries and isinstance(entries[-1], list) else set()
+        found = value_of('plan.recompute', rules)
+        return set(found) if isinstance(found, list) else set()
 
     # Of layers whose attention waits on the host the feed-forward alone is made again.
     swaps = any(one.name == 'swap-attention' for one in said)

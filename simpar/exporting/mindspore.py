@@ -128,13 +128,13 @@ def _shards(values: Values) -> Iterator[Said]:
     layers = network['layers'] if isinstance(network, dict) else network
     given = values.every.get('plan.strategies') or {}
     for pattern, strategy in given.items():
-        yield Said(pattern, _tuples(strategy), ('plan.strategies',), 'shard')
+        yield Said(pattern, tuples(strategy), ('plan.strategies',), 'shard')
     if not isinstance(layers, list):
         return
     own = [(layer, kind, keys) for layer in layers for kind, keys in layer.items()]
     listed = [(keys.get('name') or kind, keys['strategy']) for _, kind, keys in own if keys.get('strategy')]
     for name, strategy in listed:
-        yield Said(name, _tuples(strategy), ('workload.network',), 'shard')
+        yield Said(name, tuples(strategy), ('workload.network',), 'shard')
     if not listed and not given and values.plan('search') == 'none':
         yield from _of_degrees(own, values)
 
@@ -161,9 +161,9 @@ def _of_degrees(own: list[tuple[Any, str, Any]], values: Values) -> Iterator[Sai
             yield Said(f'{name}.{kind}', ((data, tensor if is_sharded else 1),), keys, 'shard')
 
 
-def _tuples(value: Any) -> Any:
+def tuples(value: Any) -> Any:
     """Lists as MindSpore writes strategies."""
-    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
+    return tuple(map(tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 # the text

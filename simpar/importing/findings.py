@@ -1,5 +1,6 @@
 """Findings: what rules say of a launcher's settings, and the words for what becomes of each setting."""
 
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 IDLE: Final = "no effect on a step's time"
@@ -43,3 +44,9 @@ class Mistake(NamedTuple):
 
 
 Finding = Entry | Unmapped | Guess | Mistake
+
+
+def value_of(key: str, findings: Iterable[Finding]) -> Any:
+    """The value that a key has after findings: that of the last one; None where none has it."""
+    values = [one.value for one in findings if isinstance(one, Entry) and one.key == key]
+    return values[-1] if values else None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from math import sqrt
 from typing import Final
 
-from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
+from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped, value_of
 from simpar.importing.megatron import (
     MEGATRON,
     OF_MODEL,
@@ -267,19 +267,16 @@ def recomputed_parts(flags: Settings) -> Iterator[Finding]:
     on = [name for name in parts if flags.on(name)]
     numbers = {name: flags.given(f'{name}-num-layers') for name in parts}
     yield from flags.left('switched off', *(one for name in parts if name not in on for one in numbers[name]))
-    told = (
-        one for one in (*recompute(flags), *swapped(flags)) if isinstance(one, Entry) and one.key == 'plan.recompute'
-    )
-    said = [one.value for one in told][-1:]
-    if said == ['full']:
+    said = value_of('plan.recompute', (*recompute(flags), *swapped(flags)))
+    if said == 'full':
         yield from flags.left('every layer is recomputed in full', *on, *(one for name in on for one in numbers[name]))
         return
-    found = said[0] if said and isinstance(said[0], list) else []
+    found = said if isinstance(said, list) else []
     first = flags.number('recompute-num-layers') if flags.given('recompute-num-layers') else 0
     whole = flags.text('recompute-granularity') == 'full' and not flags.on('swap-attention')
     for name in on:
         (by, stages), operator = (numbers[name], stages_of(flags).layers), parts[name]
-        if said == ['selective'] or ((by or (first and not whole)) and (stages is None or is_v(flags))):
+        if said == 'selective' or ((by or (first and not whole)) and (stages is None or is_v(flags))):
             yield Unmapped(name, 'beside this recomputation, which is written')
         elif stages is not None and (by or (first and not whole)):
             most = recomputed_layers(flags, stages, first + flags.number(by[0])) if by else stages
