@@ -124,6 +124,36 @@ def script(tmp_path: Path, text: str) -> Path:
     return path
 
 
+def assert_refused(path: Path, line: int, words: str, **given: str) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        imported(path, given=given)
+    told = [(problem.place, problem.what) for problem in refused.value.problems]
+    assert any(place == f'{path}:{line}' and words in what for place, what in told), told
+
+
+SET = 'ms.set_auto_parallel_context'
+BEHIND = [
+    (f"{SET}(parallel_mode='dynamic_programming')", 15, 'is not known'),
+    (f'{SET}(new_option=3)', 15, 'new_option is not known (got 3)'),
+    (f'{SET}(dataset_strategy=((2, 1),))', 15, 'by slices'),
+    ('net.two.weight = net.one.weight', 15, 'what is said by .weight'),
+    ('net.one.weight.requires_grad = False', 15, '.requires_grad is not known'),
+    ('for p in net.get_parameters():\n    p.comm_fusion = 2', 16, '.comm_fusion is not'),
+    ('net.one.matmul.recompute()', 15, 'of what .recompute() says something'),
+    ('net.one.set_device("CPU")', 15, '.set_device() of a layer is not known'),
+    ('net.one.add_prim_attr("enable_nd_tp", True)', 15, '.add_prim_attr() of a layer'),
+    ('net.shard(((8, 1),))', 15, 'a shard of this is not read'),
+    ('net.one.recompute(mp_comm_recompute=False)', 15, 'arguments of recompute()'),
+    ('ms.set_algo_parameters(fully_use_devices=True)', 15, 'set_algo_parameters()'),
+    ('ms.set_context(mode=ms.PYNATIVE_MODE)', 15, 'PYNATIVE_MODE'),
+    (f'{SET}(strategy_ckpt_load_file="a")', 15, 'load_file is not'),
+    (f'if FAST:\n    {SET}(pipeline_stages=2)', 15, 'whether this is'),
+    ('ms.reset_auto_parallel_context()', 1, 'stand_alone trains 8 models'),
+    ('net.construct = lambda x: net.one(x)', 15, '.construct is set anew'),
+]
+"""Lines behind ``net = Net()``, the line that is refused, and why."""
+
+
 @pytest.mark.parametrize(
     ('before', 'after', 'where', 'words'),
     [
@@ -137,19 +167,6 @@ def script(tmp_path: Path, text: str) -> Path:
         ('nn.MSELoss()', 'None', 1, 'no loss of nn was found'),
         ('.batch(8)', '', 1, 'no batch of a dataset was found'),
         ('nn.Momentum(net.trainable_params(), 0.1, 0.9)', 'None', 1, 'no optimizer of nn was found'),
-        (
-            'net = Net()',
-            "net = Net()\nms.set_auto_parallel_context(parallel_mode='dynamic_programming')",
-            15,
-            'is not known',
-        ),
-        (
-            'net = Net()',
-            'net = Net()\nms.set_auto_parallel_context(new_option=3)',
-            15,
-            'new_option is not known (got 3)',
-        ),
-        ('net = Net()', 'net = Net()\nms.set_auto_parallel_context(dataset_strategy=((2, 1),))', 15, 'by slices'),
         ('self.one = nn.Dense(16, 16)', 'self.one = nn.Dense(WIDTH, 16)', 9, 'is no number that the script says'),
         ('return self.two(self.one(x))', 'return x, self.one(x)', 6, 'what the network returns'),
         # What would change the model or the plan without a word.
@@ -162,45 +179,17 @@ def script(tmp_path: Path, text: str) -> Path:
         ('self.two(self.one(x))', 'self.two(self.one(x) - 1)', 12, 'this arithmetic of tensors'),
         ('self.one = nn', 'for i in range(DEPTH):\n            self.one = nn', 9, 'over what this loop goes'),
         ('self.one = nn', 'if DEEP:\n            self.one = nn', 9, 'whether this is done is not known'),
-        ('net = Net()', 'net = Net()\nnet.two.weight = net.one.weight', 15, 'what is said by .weight'),
-        ('net = Net()', 'net = Net()\nnet.one.weight.requires_grad = False', 15, '.requires_grad is not known'),
-        (
-            'net = Net()',
-            'net = Net()\nfor p in net.get_parameters():\n    p.comm_fusion = 2',
-            16,
-            '.comm_fusion is not',
-        ),
-        ('net = Net()', 'net = Net()\nnet.one.matmul.recompute()', 15, 'of what .recompute() says something'),
-        ('net = Net()', 'net = Net()\nnet.one.set_device("CPU")', 15, '.set_device() of a layer is not known'),
-        ('net = Net()', 'net = Net()\nnet.one.add_prim_attr("enable_nd_tp", True)', 15, '.add_prim_attr() of a layer'),
-        ('net = Net()', 'net = Net()\nnet.shard(((8, 1),))', 15, 'a shard of this is not read'),
-        ('net = Net()', 'net = Net()\nnet.one.recompute(mp_comm_recompute=False)', 15, 'arguments of recompute()'),
-        ('net = Net()', 'net = Net()\nms.set_algo_parameters(fully_use_devices=True)', 15, 'set_algo_parameters()'),
-        ('net = Net()', 'net = Net()\nms.set_context(mode=ms.PYNATIVE_MODE)', 15, 'PYNATIVE_MODE'),
-        (
-            'net = Net()',
-            'net = Net()\nms.set_auto_parallel_context(strategy_ckpt_load_file="a")',
-            15,
-            'load_file is not',
-        ),
-        (
-            'net = Net()',
-            'net = Net()\nif FAST:\n    ms.set_auto_parallel_context(pipeline_stages=2)',
-            15,
-            'whether this is',
-        ),
         ('net = Net()', 'net = nn.GradAccumulationCell(nn.GradAccumulationCell(Net(), 2), 2)', 14, 'is called twice'),
-        ('net = Net()', 'net = Net()\nms.reset_auto_parallel_context()', 1, 'stand_alone trains 8 models'),
         ('net.trainable_params()', 'list(net.trainable_params())[:1]', 15, 'which weights are updated'),
         ('0.1, 0.9)', '0.1, 0.9), boost_level="O1"', 15, 'boost_level of Model is not read'),
         ('nn.Momentum(', 'nn.Lamb(', 15, 'Lamb is not read'),
         ('.batch(8))', '.batch(8 if FAST else 4))', 16, 'the batch is no number'),
         ('return self.two(self.one(x))', 'with ms.no_grad():\n            return self.two(x)', 12, 'with in a network'),
-        ('net = Net()', 'net = Net()\nnet.construct = lambda x: net.one(x)', 15, '.construct is set anew'),
         ('net = Net()', 'Net.construct = lambda self, x: self.one(x)\nnet = Net()', 14, '.construct is set anew'),
         ('net = Net()', 'exec("ms.set_auto_parallel_context(pipeline_stages=2)")\nnet = Net()', 14, 'what exec() does'),
         ('net.trainable_params()', 'net.one.trainable_params()', 15, 'which weights are updated'),
         ('.batch(8))', '.batch(8).batch(4))', 16, 'the batch is no number'),
+        *(('net = Net()', f'net = Net()\n{line}', where, words) for line, where, words in BEHIND),
         ('model.train(1, ds', 'model.eval(ds', 16, 'evaluates and does not train'),
     ],
 )
@@ -209,11 +198,7 @@ def test_what_is_not_understood_is_refused_by_its_line(
 ) -> None:
     text = HEAD + NET + TAIL
     assert before in text
-    path = script(tmp_path, text.replace(before, after))
-    with pytest.raises(ScheduleError) as refused:
-        imported(path, given={'worker_num': '8'})
-    told = [(problem.place, problem.what) for problem in refused.value.problems]
-    assert any(place == f'{path}:{where}' and words in what for place, what in told), told
+    assert_refused(script(tmp_path, text.replace(before, after)), where, words, worker_num='8')
 
 
 def test_devices_are_asked_for_where_nobody_says_them(tmp_path: Path) -> None:
@@ -318,7 +303,6 @@ def test_layers_that_a_loop_puts_into_a_list_all_count(tmp_path: Path) -> None:
     assert (values['plan.pipeline'], values['plan.micro_batches'], values['workload.batch']) == (2, 4, 32)
 
 
-SET = 'ms.set_auto_parallel_context'
 GROUPS = '{"optimizer_weight_shard_size": 4}'
 SIZES = '{"allreduce": {"mode": "size", "config": 8}}'
 
@@ -457,11 +441,7 @@ def test_a_script_with_the_calls_of_a_public_sample_is_read_or_refused(sample: S
     (tmp_path / 'run.sh').write_text(sample.launcher.replace('{}', path.name), encoding='utf-8')
     mark, words = sample.refused
     if mark:
-        with pytest.raises(ScheduleError) as refused:
-            imported(path, given={})
-        line = sample.text[: sample.text.index(mark)].count('\n') + 1
-        told = [(problem.place, problem.what) for problem in refused.value.problems]
-        assert any(place == f'{path}:{line}' and words in what for place, what in told), told
+        assert_refused(path, sample.text[: sample.text.index(mark)].count('\n') + 1, words)
         return
     output = tmp_path / 'mine.yaml'
     assert main(['import', str(path), '--output', str(output), '--json']) == 0
