@@ -355,6 +355,32 @@ net = make()"""
     assert [(spec['in'], spec['out']) for _, spec in kinds(values['workload.network'])] == [(16, 8), (8, 33)]
 
 
+@pytest.mark.parametrize(
+    ('body', 'width'),
+    [
+        ('def wider():\n    global W\n    if WIDE:\n        W = 64\nwider()', 0),
+        ('def wider():\n    global W\n    W = 64\nif WIDE:\n    wider()', 0),
+        ('sizes = {"w": 8}\nif WIDE:\n    sizes["w"] = 64\nW = sizes["w"]', 0),
+        ('sizes = {"w": 8}\nif WIDE:\n    sizes.update({"w": 64})\nW = sizes["w"]', 0),
+        ('sizes = {"w": 8}\nfor i in range(3):\n    sizes["w"] *= 2\nW = sizes["w"]', 64),
+        ('def wider():\n    global W\n    for i in range(3):\n        W *= 2\nwider()', 64),
+        ('def wider():\n    for i in range(3):\n        global W\n        W = 64\n    more = 1\nwider()', 64),
+        ('logs = {}\nif WIDE:\n    logs["at"] = id(logs)\nW = sum([2, 4])', 6),
+        ('W = sum([2, 4], 8)', 0),
+    ],
+)
+def test_what_outlives_a_branch_or_a_loop_is_known_or_refused(tmp_path: Path, body: str, width: int) -> None:
+    """Names of the module, and elements of a dict; each width is what Python makes of it."""
+    text = f'W = 8\n{body}\n{HEAD}{NET}{TAIL}'.replace('Dense(16, 16)', 'Dense(16, W)')
+    path = script(tmp_path, text.replace('Dense(16, 4)', 'Dense(W, 4)'))
+    if not width:
+        with pytest.raises(ScheduleError, match=r'train\.py:\d+: (whether this is done|.* is no number that)'):
+            imported(path, given={'worker_num': '8'})
+        return
+    values = imported(path, given={'worker_num': '8'}).values
+    assert [spec['out'] for _, spec in kinds(values['workload.network'])] == [width, 4]
+
+
 def test_what_the_environment_and_options_say_is_asked_for_or_read(tmp_path: Path) -> None:
     options = (
         'import argparse, os\nparser = argparse.ArgumentParser()\n'

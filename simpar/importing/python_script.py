@@ -390,7 +390,10 @@ class Reader(ABC):
 
     def assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
         if isinstance(target, ast.Name):
-            (self.scope if target.id in scope.get(_GLOBALS, ()) else scope)[target.id] = value
+            scope[target.id] = value
+            if target.id in scope.get(_GLOBALS, ()):
+                self.scope[target.id] = value
+                self.changes += not isinstance(value, Unknown)
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value, scope)
             is_method = isinstance(value, Function) or target.attr in ('construct', '__init__', '__call__')
@@ -418,6 +421,7 @@ class Reader(ABC):
         is_inside = isinstance(index, int) and parts and -len(parts) <= index < len(parts)
         if isinstance(parts, dict) and isinstance(index, (int, str)):
             parts[index] = value
+            self.changes += not isinstance(value, Unknown)
         elif parts and is_inside and isinstance(owner, (list, Thing)):
             parts[index] = value
             self.changes += 1
@@ -626,6 +630,7 @@ class Reader(ABC):
                 return list(getattr(parts, of.name)())
             if of.name == 'update' and isinstance(one, dict):
                 parts.update(one)
+                self.changes += 1
                 return None
         elif isinstance(of.owner, (list, Thing)) and parts is not None and of.name in _CHANGES:
             more = self.parts(one)
@@ -665,7 +670,7 @@ class Reader(ABC):
         try:
             if name in _OF_LISTS and values and len(known) == len(values):
                 return _OF_LISTS[name](*known)
-            if name in ('sum', 'min', 'max') and known and all(map(_is_number, known[0])):
+            if name in ('sum', 'min', 'max') and len(known) == len(values) == 1 and all(map(_is_number, known[0])):
                 return _OF_NUMBERS[name](known[0])
             if name in _OF_NUMBERS and values and all(isinstance(value, (int, float, str)) for value in values):
                 return _OF_NUMBERS[name](*values)
