@@ -5,8 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tables import load_tree
-
 from simpar.case import cluster_of
 from simpar.planner.judge import Judge
 from simpar.planner.search import Path
@@ -14,6 +12,7 @@ from simpar.planner.space import KEYS, Space, refused, space_of
 from simpar.schedule import Schedule, load_schedule
 from simpar.schedule.contents import FREE, Planner
 from simpar.sweep.answer import Outcome, predicted
+from tests.tables import load_tree
 
 MODELS: list[dict[str, Any]] = load_tree(__file__, 'MODELS')
 CLUSTERS: list[dict[str, Any]] = load_tree(__file__, 'CLUSTERS')

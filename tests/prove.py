@@ -32,9 +32,7 @@ def main(words: list[str]) -> int:
         near = difflib.get_close_matches(name, table, 3)
         print(f'no proof {name}; write one of {", ".join(near or table)}', file=sys.stderr)
         return 2
-    # Tests import one another by their own names, and proofs by those of the package.
-    path = os.pathsep.join([str(ROOT / 'tests'), *filter(None, [os.environ.get('PYTHONPATH')])])
-    env = {**os.environ, 'WORDS': ' '.join(others), 'PYTHONPATH': path}
+    env = {**os.environ, 'WORDS': ' '.join(others)}
     return subprocess.run(table[name]['command'], shell=True, cwd=ROOT, env=env, check=False).returncode
 
 

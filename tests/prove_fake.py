@@ -4,7 +4,7 @@ import csv
 from collections import defaultdict
 from pathlib import Path
 
-from tables import load_table
+from tests.tables import load_table
 
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / 'executor' / 'devices' / 'dtypes.csv'

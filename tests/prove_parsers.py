@@ -25,6 +25,7 @@ import tomllib
 
 from simpar.exporting.export import export
 from simpar.schedule import load_schedule
+from tests.drawn_plans import DRAWN
 
 
 def of_deepspeed(folder: Path) -> Callable[[Path], None]:
@@ -104,9 +105,6 @@ READERS = {'torchtitan': of_torchtitan, 'accelerate': of_accelerate, 'deepspeed'
 
 def main(words: list[str]) -> int:
     """Prints a line for each launcher: the oracle, and how many files it takes."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    from drawn_plans import DRAWN
-
     folders = dict(word.split('=', 1) for word in words if '=' in word)
     count, wrong = next((int(word) for word in words if word.isdecimal()), 40), 0
     for name, reader in READERS.items():

@@ -26,6 +26,8 @@ from simpar.exporting.settings import Values, values_of
 from simpar.importing.mapping import schedule_text
 from simpar.importing.mindspore_lines import plan_of
 from simpar.schedule import Schedule, load_schedule, written
+from tests.drawn_further import OPTIONS, with_further
+from tests.drawn_plans import DRAWN
 from tests.field_score import files, made_of
 
 FRAMEWORK = {'MindSpeed-LLM': 'mindspeed', 'MindFormers': 'mindformers'}
@@ -128,10 +130,6 @@ def of_field(folder: Path, rows: Iterable[dict]) -> Iterator[Plan]:
 
 def of_draws(framework: str, first: int, last: int, further: dict[str, Counter[str]]) -> Iterator[Plan]:
     """Drawn plans of a framework, with further keys. Arguments: ``further``, is filled: how many plans have each."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    from drawn_further import OPTIONS, with_further
-    from drawn_plans import DRAWN
-
     for name in list(DRAWN) if framework == 'all' else [framework]:
         counts = further.setdefault(name, Counter({key: 0 for keys, _ in OPTIONS.get(name, ()) for key in keys}))
         for seed in range(first, last):
