@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from proof import quietly
+
 ROOT = Path(__file__).parent.parent
 VALUES = (
     *(
@@ -433,7 +435,7 @@ LIST = {
 """The list of a small checkpoint."""
 
 
-def prepare(folder: Path, run: Callable[[list[str]], object]) -> None:
+def prepare(folder: Path) -> None:
     """Have simpar write the files that mutations start from: orders, traces, a program; and a calibration record."""
     from bench_record import record
 
@@ -450,8 +452,8 @@ def prepare(folder: Path, run: Callable[[list[str]], object]) -> None:
     )
     for number, copies in enumerate((1, 2)):
         words = ['run', str(folder / 'pipeline.yaml'), '--quiet', '--set', f'plan.copies={copies}']
-        run([*words, '--save', str(folder / f'trace{number}.json')])
+        quietly([*words, '--save', str(folder / f'trace{number}.json')])
     words = ['sweep', str(folder / 'pipeline.yaml'), '--sweep', 'plan.copies=1,2', '--jobs', '1']
-    run([*words, '--journal', str(folder / 'kept.rows')])
-    run(['check', str(folder / 'pipeline.yaml'), '--program', str(folder / 'saved.program')])
+    quietly([*words, '--journal', str(folder / 'kept.rows')])
+    quietly(['check', str(folder / 'pipeline.yaml'), '--program', str(folder / 'saved.program')])
     (folder / 'record.json').write_text(json.dumps(record()), encoding='utf-8')

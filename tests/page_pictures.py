@@ -8,9 +8,7 @@ the page before anything is opened, down to a bound, and is smaller than the pag
 """
 
 import base64
-import contextlib
 import importlib.util
-import io
 import shutil
 import sys
 import tempfile
@@ -18,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tests.pictures import FOLDER, JOBS, PICTURES, Box, Words, check_boxes, prediction_of, text_of
+from tests.pictures import FOLDER, JOBS, PICTURES, Box, Words, check_boxes, prediction_of, text_of, write_smaller
+from tests.proof import quietly
 from tests.prove_browser import browser
 
 WIDE: Final = 1280
@@ -66,12 +65,8 @@ def _schedule(ranks: int, folder: Path) -> str:
 
 
 def _written(folder: Path, words: list[str]) -> Path:
-    from simpar import cli
-
     page = folder / 'page.html'
-    with contextlib.redirect_stdout(io.StringIO()):
-        code = cli.main([*words, str(page)])
-    assert code == 0, (words, code)
+    quietly([*words, str(page)])
     return page
 
 
@@ -158,16 +153,6 @@ def check_words(words: list[Any], wide: float, high: float) -> None:
     check_boxes(found, wide, high)
 
 
-def smaller(shot: bytes, path: Path) -> None:
-    """Write a screenshot in 64 colours, and smaller."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(shot)) as image:
-        size = round(image.width * SHRUNK), round(image.height * SHRUNK)
-        image = image.convert('RGB').resize(size, Image.Resampling.LANCZOS)  # noqa: PLW2901
-        image.quantize(64, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, optimize=True)
-
-
 def page() -> str:
     """docs/proofs/pictures.md."""
     head = (Path(__file__).parent / 'pages' / 'pictures.md').read_text(encoding='utf-8')
@@ -209,7 +194,7 @@ def main() -> int:
         name, _, ranks = one.rpartition('_')
         with tempfile.TemporaryDirectory() as folder:
             for ending, shot in shots(PAGES[name][0](int(ranks), Path(folder))).items():
-                smaller(shot, FOLDER / f'page_{one}.{ending}')
+                write_smaller(shot, FOLDER / f'page_{one}.{ending}', SHRUNK)
         print(one, flush=True)
     if not sys.argv[1:]:
         (Path(__file__).parent.parent / 'docs' / 'proofs' / 'pictures.md').write_text(page(), encoding='utf-8')

@@ -200,15 +200,23 @@ def check_boxes(found: list[Words], wide: float, high: float) -> None:
 
 def small(figure: Figure, path: Path, words: str = '') -> None:
     """Write a figure at half its size in 64 colours, with the words that the file shall hold."""
+    write_figure(path, figure)
+    write_smaller(path.read_bytes(), path, 0.5, words)
+
+
+def write_smaller(image: bytes, path: Path, share: float, words: str = '') -> None:
+    """Write an image at a share of its size in 64 colours, with the words that the file shall hold."""
     from PIL import Image, PngImagePlugin
 
-    write_figure(path, figure)
-    with Image.open(io.BytesIO(path.read_bytes())) as picture:
-        half = picture.convert('RGB').resize((picture.width // 2, picture.height // 2), Image.Resampling.LANCZOS)
-        held = PngImagePlugin.PngInfo()
-        if words:
-            held.add_itxt('Description', words)
-        half.quantize(64, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, optimize=True, pnginfo=held)
+    held = PngImagePlugin.PngInfo()
+    if words:
+        held.add_itxt('Description', words)
+    with Image.open(io.BytesIO(image)) as picture:
+        size = int(share * picture.width), int(share * picture.height)
+        smaller = picture.convert('RGB').resize(size, Image.Resampling.LANCZOS)
+        smaller.quantize(64, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(
+            path, optimize=True, pnginfo=held
+        )
 
 
 def main() -> int:

@@ -1,7 +1,11 @@
 """What every proof has: its flags, the commit that it proves, and how its page begins."""
 
 import argparse
+import contextlib
+import io
+import signal
 import subprocess
+import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -40,3 +44,34 @@ def commit(*paths):
 def page_head(name, **facts):
     """How a page begins: tests/pages/NAME.md with its facts and the commit."""
     return (ROOT / 'tests' / 'pages' / f'{name}.md').read_text(encoding='utf-8').format(**{'commit': commit(), **facts})
+
+
+def quietly(words):
+    """Have simpar do a command that ends with 0; what it prints is dropped."""
+    from simpar.cli import main as simpar
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = simpar(words)
+    assert code == 0, (words, code)
+
+
+class TooLong(BaseException):
+    """A bound of seconds has passed, and where; no handler of simpar's own catches it."""
+
+
+@contextlib.contextmanager
+def bounded(seconds, *, of_cpu=False):
+    """Raise `TooLong` in this thread when so many seconds have passed, or so many of its CPU time."""
+    timer, number = (signal.ITIMER_PROF, signal.SIGPROF) if of_cpu else (signal.ITIMER_REAL, signal.SIGALRM)
+
+    def stop(number, frame):
+        lines = traceback.extract_stack(frame)[-4:]
+        raise TooLong(' < '.join(f'{Path(one.filename).name}:{one.lineno}' for one in reversed(lines)))
+
+    before = signal.signal(number, stop)
+    signal.setitimer(timer, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(timer, 0)
+        signal.signal(number, before)

@@ -15,30 +15,22 @@ import json
 import multiprocessing
 import os
 import resource
-import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from mutations import Case, case, makers, prepare
-from proof import arguments, commit
+from proof import TooLong, arguments, bounded, commit
 
 SECONDS: Final = 60.0
 """CPU seconds that one case may take."""
 MEMORY: Final = 6 * 2**30
 """Bytes of address space of the process."""
-_where: list[str] = []
-"""Where the code was when its time was up."""
 LIMITS: Final = ('--limit', '1GB', '--limit', '5s')
 GOOD: Final = frozenset({0, 2, 3, 4})
-
-
-class _TooLong(BaseException):
-    """The bound of CPU time has passed; no handler of simpar's own catches it."""
 
 
 def main() -> int:
@@ -54,7 +46,7 @@ def main() -> int:
         write=Path,
     )
     with tempfile.TemporaryDirectory() as folder:
-        prepare(Path(folder), _quietly)
+        prepare(Path(folder))
         if options.only is not None:
             print(json.dumps(_one(options.seed, options.only, Path(folder), options.kinds, show=True), indent=1))
             return 0
@@ -74,13 +66,6 @@ def main() -> int:
         options.write.write_text(text, encoding='utf-8')
     print(text)
     return 1 if wrong else 0
-
-
-def _quietly(words: list[str]) -> int:
-    from simpar.cli import main as simpar
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        return simpar(words)
 
 
 def _bounded() -> None:
@@ -114,12 +99,12 @@ def _judged(made: Case, words: list[str], *, show: bool) -> dict[str, Any]:
     if show:
         os.environ['SIMPAR_DEBUG'] = '1'
     try:
-        with _time(SECONDS), contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+        with bounded(SECONDS, of_cpu=True), contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
             code = _command(words)
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 2
-    except _TooLong:
-        return {'outcome': 'too long', 'said': 'took more than the bound of CPU time at ' + _place()}
+    except TooLong as stop:
+        return {'outcome': 'too long', 'said': f'took more than the bound of CPU time at {stop}'}
     except BaseException as error:
         if show:
             traceback.print_exc()
@@ -132,10 +117,6 @@ def _judged(made: Case, words: list[str], *, show: bool) -> dict[str, Any]:
     if code not in GOOD:
         return {'outcome': 'bad exit', 'said': f'{code}: {text[-300:]}'}
     return {'outcome': 'answered' if code == 0 else 'refused', 'said': ''}
-
-
-def _place() -> str:
-    return _where[-1] if _where else ''
 
 
 def _command(words: list[str]) -> int:
@@ -163,23 +144,6 @@ def _command(words: list[str]) -> int:
     except SimparError as error:
         return error.exit_code
     return 0
-
-
-@contextlib.contextmanager
-def _time(seconds: float) -> Iterator[None]:
-    """Raise in this thread when so much CPU time has passed."""
-
-    def stop(number: int, frame: Any) -> None:
-        lines = traceback.extract_stack(frame)[-4:]
-        _where[:] = [' < '.join(f'{Path(line.filename).name}:{line.lineno}' for line in reversed(lines))]
-        raise _TooLong
-
-    signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def page(

@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import random
 import resource
-import signal
 import statistics
 import sys
 import tempfile
@@ -25,10 +24,10 @@ import traceback
 from collections import Counter, defaultdict
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from proof import arguments, commit, page_head
-from readers import READERS, Seed, case, seeds
+from proof import TooLong, arguments, bounded, commit, page_head
+from readers import READERS, Seed, case, put, seeds
 
 SECONDS: Final = 10
 """Of a case, after which it is stopped; after twice as many its process is."""
@@ -52,10 +51,6 @@ class Found(NamedTuple):
     said: str = ''
 
 
-class _TooLong(BaseException):
-    """The bound of seconds has passed; no handler of simpar's own catches it."""
-
-
 def main() -> int:
     """Read the cases in chunks, and write the page."""
     options = arguments(
@@ -68,7 +63,7 @@ def main() -> int:
         write=Path,
     )
     with tempfile.TemporaryDirectory() as folder:
-        known = seeds(Path(folder), _quietly)
+        known = seeds(Path(folder))
     names = turns([name for name in READERS if not options.readers or name in options.readers.split(',')])
     if options.only is not None:
         print(read_case(known, options.seed, options.only, names, show=True))
@@ -95,13 +90,6 @@ def main() -> int:
 def turns(names: list[str]) -> list[str]:
     """The order in which readers take their turns: ten rounds of those that are not slow, one of those that are."""
     return [*[name for name in names if not READERS[name].slow] * 10, *(name for name in names if READERS[name].slow)]
-
-
-def _quietly(words: list[str]) -> int:
-    from simpar.cli import main as simpar
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        return simpar(words)
 
 
 def _chunk(known: dict[str, list[Seed]], seed: int, numbers: range, names: list[str]) -> list[Found]:
@@ -143,7 +131,7 @@ def _work(pipe: Connection, known: dict[str, list[Seed]], seed: int, numbers: ra
     for name in dict.fromkeys(names):
         # A good file of each first, so that imports count in no case.
         with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as folder:
-            _written(Path(folder), known[name][0].files)
+            put(Path(folder), known[name][0].files)
             READERS[name].read(Path(folder))
     has = int(Path('/proc/self/statm').read_text(encoding='utf-8').split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (has + SPACE, has + SPACE))
@@ -159,20 +147,20 @@ def read_case(known: dict[str, list[Seed]], seed: int, number: int, names: list[
     name = names[number % len(names)]
     files = case(random.Random(f'{seed} {number}'), known, name)
     with tempfile.TemporaryDirectory(dir='/dev/shm' if Path('/dev/shm').is_dir() else None) as folder:
-        _written(Path(folder), files)
+        put(Path(folder), files)
         if show:
             for path, data in files.items():
                 print(f'--- {path}\n{data[:3000]!r}')
         largest, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
         outcome, said = 'answered', ''
         try:
-            with _limited():
+            with bounded(SECONDS):
                 READERS[name].read(Path(folder))
         except SimparError as error:
             outcome = 'refused'
             if show:
                 print(error)
-        except _TooLong as stop:
+        except TooLong as stop:
             outcome, said = 'too long', str(stop)
         except BaseException as error:
             outcome, said = 'traceback', f'{type(error).__name__}: {str(error)[:120]} at {_place(error)}'
@@ -184,12 +172,6 @@ def read_case(known: dict[str, list[Seed]], seed: int, number: int, names: list[
     return Found(number, name, outcome, seconds, grows, said)
 
 
-def _written(folder: Path, files: dict[str, bytes]) -> None:
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-
-
 def _place(error: BaseException) -> str:
     """The last lines of simpar that an error came through."""
     frames = [
@@ -198,23 +180,6 @@ def _place(error: BaseException) -> str:
         if '/simpar/' in one.filename or '/executor/' in one.filename
     ]
     return ' < '.join(f'{Path(one.filename).name}:{one.lineno}' for one in reversed(frames[-3:]))
-
-
-@contextlib.contextmanager
-def _limited() -> Any:
-    """Raise in this thread when the bound of seconds has passed."""
-
-    def stop(number: int, frame: Any) -> None:
-        lines = traceback.extract_stack(frame)[-4:]
-        raise _TooLong(' < '.join(f'{Path(one.filename).name}:{one.lineno}' for one in reversed(lines)))
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def page(found: list[Found], options: argparse.Namespace) -> str:

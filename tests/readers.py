@@ -23,6 +23,7 @@ import numpy as np
 from changed import changed
 from field_score import files as public_files
 from mutations import ROOT, mutated, prepare
+from proof import quietly
 from test_trace_formats import nsight
 
 TESTS: Final = ROOT / 'tests'
@@ -288,11 +289,18 @@ def _steps(folder: Path) -> None:
 # good files
 
 
-def seeds(folder: Path, run: Callable[[list[str]], object]) -> dict[str, list[Seed]]:
-    """Good files of each reader. Arguments: ``folder`` for what simpar writes itself, by ``run``, which takes words."""
-    prepare(folder, run)
-    run(['run', str(folder / 'pipeline.yaml'), '--quiet', '--chakra', str(folder / 'et')])
+def seeds(folder: Path) -> dict[str, list[Seed]]:
+    """Good files of each reader. Arguments: ``folder``, for what simpar writes itself."""
+    prepare(folder)
+    quietly(['run', str(folder / 'pipeline.yaml'), '--quiet', '--chakra', str(folder / 'et')])
     return {name: list(reader.seeds(folder)) for name, reader in READERS.items()}
+
+
+def put(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files by their names, which may have folders."""
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
 
 
 def case(drawn: random.Random, known: dict[str, list[Seed]], name: str) -> dict[str, bytes]:

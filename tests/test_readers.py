@@ -15,10 +15,11 @@ pytestmark = pytest.mark.torch
 
 from bench_record import record
 from every import some
+from mutations import LIST
 from prove_readers import WRONG, read_case
-from readers import NO_READERS, READERS, RECORDED, ROOT, seeds
+from readers import NO_READERS, READERS, RECORDED, ROOT, put, seeds
 
-from simpar import cli, load_case
+from simpar import load_case
 from simpar.errors import ProfileError, SimparError
 from simpar.profiles import load_profile, load_stack
 from simpar.program.text import format_program
@@ -82,11 +83,7 @@ def test_every_module_that_opens_a_file_stands_in_a_list():
 
 @pytest.fixture(scope='module')
 def known(tmp_path_factory):
-    def quietly(words):
-        with contextlib.redirect_stdout(io.StringIO()):
-            assert cli.main(words) == 0
-
-    return seeds(tmp_path_factory.mktemp('seeds'), quietly)
+    return seeds(tmp_path_factory.mktemp('seeds'))
 
 
 @pytest.mark.parametrize('name', READERS)
@@ -101,10 +98,7 @@ def test_changed_files_are_answered_or_refused(known, name):
 def test_a_good_file_of_each_reader_is_answered(known, name, tmp_path):
     """Else changed ones would all be refused for one reason."""
     for number, seed in enumerate(known[name]):
-        for path, data in seed.files.items():
-            file = tmp_path / str(number) / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data)
+        put(tmp_path / str(number), seed.files)
         with contextlib.suppress(SimparError):
             READERS[name].read(tmp_path / str(number))
             return
@@ -116,16 +110,14 @@ FLIGHT = (RECORDED / 'flight' / 'rank0.json').read_text(encoding='utf-8')
 PROFILE = {path.name: path.read_bytes() for path in (ROOT / 'hw_profiles' / 'h100-sxm-8').iterdir()}
 PACKED = PROFILE['matmul.csv.gz']
 EVENTS = (RECORDED / 'kineto_cases' / 'copy_only.json').read_bytes()
-LIST = {'format': 'simpar checkpoint 2', 'step': 1, 'seed': 0, 'program': 'ab', 'losses': [1.0],
-        'tensors': {'a': {'shape': [1], 'dtype': 'floa%32', 'chunks': []}},
-        'trained': {'workload': {'model': {}, 'batch': 4}, 'dtype': '', 'data': 'drawn'}}  # fmt: skip
+UNKNOWN = {**LIST, 'tensors': {'a': {'shape': [1], 'dtype': 'floa%32', 'chunks': []}}}
 BROKEN = (
     ('MindSpore script', {'train.py': b'import mindspore as ms\nx = ' + b'-' * 20_000 + b'1\n'}),
     ('module graph', {'s.yaml': lambda: module(name=None)}),
     ('Kineto', {'r.json': EVENTS.replace(b'"id"', b'"\xffid"', 1)}),
     ('state of a run', {'state.pt': state()[:-30] + b'\0' * 30}),
     ('state of a run', {'state.pt': b'\x80\x02h\x13.'}),
-    ('checkpoint', {'simpar.json': json.dumps(LIST).encode()}),
+    ('checkpoint', {'simpar.json': json.dumps(UNKNOWN).encode()}),
     ('calibration record', {'r.json': json.dumps({**record(), 'net': ' '}).encode()}),
     ('flight recorder', {'rank0.json': FLIGHT.replace('[[1000]]', '[[Infinity]]', 1).encode()}),
     ('profile and its tables', {**PROFILE, 'matmul.csv.gz': PACKED[:60] + b'\xff' * 40 + PACKED[100:]}),
@@ -143,8 +135,7 @@ BROKEN = (
 
 @pytest.mark.parametrize(('name', 'files'), BROKEN)
 def test_what_once_was_no_refusal_is_one(name, files, tmp_path):
-    for path, data in files.items():
-        (tmp_path / path).write_bytes(data() if callable(data) else data)
+    put(tmp_path, {path: data() if callable(data) else data for path, data in files.items()})
     with pytest.raises(SimparError):
         READERS[name].read(tmp_path)
 
