@@ -41,6 +41,11 @@ def has(key, least=2):
     return lambda plan, model: plan.get(key, 1) >= least
 
 
+def always(plan, model):
+    """Any plan."""
+    return True
+
+
 def stays(plan):
     """Whether no activations leave the device."""
     return 'activations' not in plan.get('offload', ())
@@ -67,12 +72,12 @@ MEGATRON = [
      lambda plan, model: plan['context'] == 1 and 'pairs' not in plan),
     ({'kv_lora_rank': 16, 'q_lora_rank': 24, 'qk_nope_head_dim': 8, 'qk_rope_head_dim': 4, 'v_head_dim': 8,
       'position': 'rotary', 'kv_heads': 8, 'bias': []}, lambda plan, model: 'experts' not in model),
-    ({'window': 16}, has('context', 1)),
-    ({'work.fp8': 'hybrid'}, has('tensor', 1)),
-    ({'work.fp8': 'e4m3', 'work.fp8_except': ['layer0.*', 'layer6.*', 'layer7.*']}, has('tensor', 1)),
-    ({'work.precision': 'fp16', 'work.gradients': 'fp16', 'work.loss_scale': 1024.0}, has('tensor', 1)),
-    ({'work.precision': 'fp32', 'work.gradients': 'fp32', 'work.optimizer': {'adamw': ADAMW}}, has('tensor', 1)),
-    ({'work.optimizer': {'momentum': MOMENTUM}}, has('tensor', 1)),
+    ({'window': 16}, always),
+    ({'work.fp8': 'hybrid'}, always),
+    ({'work.fp8': 'e4m3', 'work.fp8_except': ['layer0.*', 'layer6.*', 'layer7.*']}, always),
+    ({'work.precision': 'fp16', 'work.gradients': 'fp16', 'work.loss_scale': 1024.0}, always),
+    ({'work.precision': 'fp32', 'work.gradients': 'fp32', 'work.optimizer': {'adamw': ADAMW}}, always),
+    ({'work.optimizer': {'momentum': MOMENTUM}}, always),
     ({'plan.recompute': 'full', 'plan.recompute_inputs': 'sharded', 'plan.sequence_parallel': False},
      lambda plan, model: plan['tensor'] > 1 and stays(plan) and 'expert_ranks' not in plan),
     ({'plan.recompute': first_of_stages(['*'])},
@@ -88,7 +93,7 @@ MEGATRON = [
     ({'position': 'rotary', 'rope_scaling': [4.0]}, is_plain),
     ({'qk_norm': True, 'norm_epsilon': 1e-6, 'head_dim': 16, 'init_std': 0.01},
      lambda plan, model: 'kv_lora_rank' not in model),
-    ({'cluster.work_queues': 1}, has('tensor', 1)),
+    ({'cluster.work_queues': 1}, always),
     ({'sinks': 'learned', 'attention': 'flash'}, lambda plan, model: plan['context'] == 1),
     ({'sinks': 'zero', 'attention': 'flash'}, lambda plan, model: plan['context'] == 1),
 ]  # fmt: skip
@@ -119,13 +124,13 @@ MINDSPEED = [
     ({'bias': ['qkv', 'proj']}, is_plain),
     ({'bias': ['head']}, is_plain),
     ({'plan.tiles': 2}, lambda plan, model: plan['tensor'] > 1),
-    ({'work.optimizer': {'adamw': {**ADAMW, 'master_weights': 'shared'}}}, has('tensor', 1)),
-    ({'work.optimizer': {'adamw': {**ADAMW, 'master_weights': True, 'moments': 'bf16'}}}, has('tensor', 1)),
+    ({'work.optimizer': {'adamw': {**ADAMW, 'master_weights': 'shared'}}}, always),
+    ({'work.optimizer': {'adamw': {**ADAMW, 'master_weights': True, 'moments': 'bf16'}}}, always),
 ]  # fmt: skip
 MINDFORMERS = [
     ({'mtp_layers': 1, 'mtp_loss': 0.1, 'plan.stages': lambda plan: [4, 5] if plan['pipeline'] > 1 else []},
-     has('tensor', 1)),
-    ({'experts': {**MIXTURE, 'aux_loss': 0.01, 'first_dense': 1, 'shared': 128}}, has('tensor', 1)),
+     always),
+    ({'experts': {**MIXTURE, 'aux_loss': 0.01, 'first_dense': 1, 'shared': 128}}, always),
     ({'experts': {**MIXTURE, 'capacity': 1.5}, 'plan.expert': 2}, lambda plan, model: plan['data'] % 2 == 0),
     ({'plan.chunks': 2, 'plan.order': 'mindspore-2.10/1f1b', 'plan.stages': [1, 3, 2, 2]}, has('pipeline')),
     ({'plan.order': 'mindspore-2.10/seqpipe', 'plan.sequence_chunks': 2},
@@ -134,24 +139,24 @@ MINDFORMERS = [
     ({'plan.recompute': ['layer0.*', 'layer4.*', 'layer5.*'], 'plan.stages': [4, 4]}, has('pipeline')),
     ({'plan.recompute': 'full', 'plan.recompute_communication': False}, has('tensor')),
     ({'plan.recompute': 'full', 'plan.recompute_inputs': 'sharded', 'plan.sequence_parallel': False}, has('tensor')),
-    ({'work.precision': 'fp16', 'work.loss_scale': 1024.0}, has('tensor', 1)),
+    ({'work.precision': 'fp16', 'work.loss_scale': 1024.0}, always),
     ({'plan.context': 2, 'plan.data': lambda plan: plan['data'] // 2, 'plan.context_kind': 'ring'}, has('data')),
     ({'plan.context': 2, 'plan.data': lambda plan: plan['data'] // 2, 'plan.context_kind': 'all_to_all'},
      lambda plan, model: plan['data'] > 1 and plan['tensor'] == 1),
     ({'kv_lora_rank': 16, 'q_lora_rank': 24, 'qk_nope_head_dim': 8, 'qk_rope_head_dim': 4, 'v_head_dim': 8,
-      'kv_heads': 8, 'bias': []}, has('tensor', 1)),
-    ({'plan.overlap': ['enable_grad_comm_opt', 'recompute_comm_overlap']}, has('tensor', 1)),
+      'kv_heads': 8, 'bias': []}, always),
+    ({'plan.overlap': ['enable_grad_comm_opt', 'recompute_comm_overlap']}, always),
     ({'plan.hsdp': 'level1', 'plan.shard_threshold': '0 KiB', 'plan.accumulate': 'sharded',
       'plan.shard_group': lambda plan: plan['data'] // 2}, has('data', 4)),
-    ({'cluster.reserve': '4 GiB'}, has('tensor', 1)),
-    ({'rope_theta': 1e6, 'qk_norm': True, 'init_std': 0.01, 'norm_epsilon': 1e-5}, has('tensor', 1)),
+    ({'cluster.reserve': '4 GiB'}, always),
+    ({'rope_theta': 1e6, 'qk_norm': True, 'init_std': 0.01, 'norm_epsilon': 1e-5}, always),
 ]  # fmt: skip
 TORCHTITAN = [
     ({'plan.order': 'looped-bfs', 'plan.chunks': 3}, has('pipeline')),
     ({'plan.order': 'interleaved-zero-bubble', 'plan.chunks': 3}, has('pipeline')),
     ({'plan.order': 'dualpipe-v', 'plan.chunks': 2, 'plan.micro_batches': 8}, has('pipeline')),
-    ({'work.fp8': 'hybrid'}, has('tensor', 1)),
-    ({'work.precision': 'bf16', 'work.gradients': 'bf16'}, has('tensor', 1)),
+    ({'work.fp8': 'hybrid'}, always),
+    ({'work.precision': 'bf16', 'work.gradients': 'bf16'}, always),
     ({'layers': 8, 'kv_heads': 8, 'ffn': 3072, 'vocab': 2048, 'head_dim': 128, 'qk_norm': True, 'tied': False,
       'norm_epsilon': 1e-6, 'rope_theta': 1e6, 'experts': {'count': 64, 'top_k': 8, 'ffn': 768}, 'plan.expert': 2,
       'plan.recompute': 'full'}, lambda plan, model: plan['data'] % 2 == 0 and plan['pipeline'] == 1),

@@ -254,6 +254,11 @@ def attention(batch, sequence, heads, kv_heads, head_dim, phase='F', dtype='bf16
     return OpClass('attention', 'compute', 'attention', phase, dims, flops, moved, dtype)
 
 
+def large_products(name):
+    """Rows of a device's table of products whose matrices are not thin."""
+    return [row for row in read_table(load_profile(name).tables.matmul, 'matmul') if min(row[1], row[2]) >= 256]
+
+
 def streaming(operator, size, flops=0.0, dtype='fp16', phase='F'):
     return OpClass(operator, 'compute', operator, phase, {}, flops, float(size), dtype)
 
@@ -317,8 +322,7 @@ def test_the_formula_alone_sees_the_penalty_too():
 def test_the_formula_against_the_table(name, bound):
     """Its constants were fitted on 3,000 of 25,599 rows, of which the table here holds a thinned quarter."""
     formula = DeviceCompute(dataclasses.replace(PROFILES[name], tables=Tables())).seconds
-    rows = [row for row in read_table(PROFILES[name].tables.matmul, 'matmul') if min(row[1], row[2]) >= 256]
-    errors = [abs(formula(matmul(int(m), int(n), int(k))).seconds / t - 1) for m, n, k, t in rows]
+    errors = [abs(formula(matmul(int(m), int(n), int(k))).seconds / t - 1) for m, n, k, t in large_products(name)]
     assert median(errors) < bound
 
 
@@ -491,13 +495,17 @@ def test_is_grid():
     assert not is_grid(rows[:-1])
 
 
-def held_out(rows, places, build):
-    """Median and 90th percentile of the error on rows, every other inner value of an axis held out."""
-    values = sorted({row[places] for row in rows})
+def check_held_out(rows, axes, place, bound, record_property):
+    """Median and 90th percentile of a grid's error on rows, every other inner value of an axis held out."""
+    values = sorted({row[place] for row in rows})
     out = set(values[1:-1:2])
-    model = build([row for row in rows if row[places] not in out])
-    errors = sorted(abs(model(*row[:-1]) / row[-1] - 1) for row in rows if row[places] in out)
-    return median(errors), errors[len(errors) * 9 // 10]
+    model = Grid(axes, [row for row in rows if row[place] not in out])
+    errors = sorted(abs(model(*row[:-1]) / row[-1] - 1) for row in rows if row[place] in out)
+    middle, most = median(errors), errors[len(errors) * 9 // 10]
+    record_property('median', middle)
+    record_property('p90', most)
+    assert middle < bound
+    assert most < 0.3
 
 
 MATMUL = [Axis('m'), Axis('n'), Axis('k')]
@@ -505,23 +513,14 @@ MATMUL = [Axis('m'), Axis('n'), Axis('k')]
 
 @pytest.mark.parametrize(('name', 'axis', 'bound'), load_table(__file__, 'test_matmuls_that_were_held_out'))
 def test_matmuls_that_were_held_out(name, axis, bound, record_property):
-    rows = [row for row in read_table(load_profile(name).tables.matmul, 'matmul') if min(row[1], row[2]) >= 256]
-    middle, most = held_out(rows, axis, lambda kept: Grid(MATMUL, kept))
-    record_property('median', middle)
-    record_property('p90', most)
-    assert middle < bound
-    assert most < 0.3
+    check_held_out(large_products(name), MATMUL, axis, bound, record_property)
 
 
 @pytest.mark.parametrize(('name', 'bound'), [('h100-sxm-8', 0.08), ('a100-sxm-8', 0.08), ('h200-sxm-8', 0.08)])
 def test_attention_that_was_held_out(name, bound, record_property):
     axes = [Axis('queries', 0, 0), Axis('head_dim', 0.5), Axis('sequence', 0, 2), Axis('pairs')]
     rows = read_table(load_profile(name).tables.attention, 'attention')
-    middle, most = held_out(rows, 3, lambda kept: Grid(axes, kept))
-    record_property('median', middle)
-    record_property('p90', most)
-    assert middle < bound
-    assert most < 0.3
+    check_held_out(rows, axes, 3, bound, record_property)
 
 
 @pytest.mark.parametrize(('name', 'bound'), [('h100-sxm-8', 0.08), ('a100-sxm-8', 0.12), ('h200-sxm-8', 0.08)])
@@ -546,7 +545,7 @@ BY_CLASS = load_table(__file__, 'BY_CLASS')
 
 def rows_of(name):
     """Products in an order that no size tells."""
-    rows = [row for row in read_table(load_profile(name).tables.matmul, 'matmul') if min(row[1], row[2]) >= 256]
+    rows = large_products(name)
     return [rows[place * 1021 % len(rows)] for place in range(len(rows))]
 
 
@@ -614,10 +613,7 @@ def test_a_device_by_its_class_and_a_sweep(tmp_path, put):
     compute = DeviceCompute(profile)
 
     def seconds(*size):
-        m, n, k = map(int, size)
-        op = OpClass('product', 'compute', 'matmul', 'F', {'m': m, 'n': n, 'k': k}, 2.0 * m * n * k,
-                     2.0 * (m * n + n * k + m * k), 'bf16')  # fmt: skip
-        return compute.seconds(op).seconds
+        return compute.seconds(matmul(*map(int, size))).seconds
 
     assert missed(seconds, rows[300:700]) < 0.05
     assert missed(formula(profile.device), rows[300:700]) > 0.07
