@@ -5,12 +5,15 @@
 A case is a run with noise (`sabotage_machine`), or with --runs one of the executor with emulated compute over gloo, in
 which something is made slow. Its ranks are written as Kineto files, and what is asked of those knows nothing else. A
 draw counts if the step is 4 % longer by it, else another one is drawn. The right answer is fixed by what was done.
+Answers stand in the folder, one file for a seed and a commit: a proof that was interrupted goes on behind them.
 """
 
+import json
 import random
 import tempfile
 import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -221,7 +224,7 @@ RAN = {
 
 
 def ran(world, plan, options, rng):
-    """Name, trace and truth of runs of the executor: emulated compute, messages over a paced network."""
+    """Name, truth, and what makes the trace, of runs of the executor: emulated compute, a paced network."""
     net = parse_net('paced:150mbit,200us')
     program = lower(network(8192, width=512, inner=1024), plan, world)
     costs = price(program, emulated_cluster(net, world))
@@ -231,14 +234,18 @@ def ran(world, plan, options, rng):
             made, truth = kind(bench, sites, rng, rng.uniform(0.2, 0.5), step) if kind else (bench, None)
             while kind and followed(made.program, made.costs, 3).step < (1 + LEAST) * step:
                 made, truth = kind(bench, sites, rng, rng.uniform(0.2, 0.5), step)
-            trace, busy = sabotage_runs.measure(pool, made, program)
-            if busy:
-                yield kind.__name__ if kind else 'clean', None, None
-            elif truth is None:
-                yield 'clean', trace, None
-            else:
-                ranks = set(truth.ranks or np.unique(sites.rank[truth.mask]).tolist())
-                yield kind.__name__, trace, (ranks, RAN[kind])
+            ranks = set(truth.ranks or np.unique(sites.rank[truth.mask]).tolist()) if kind else set()
+            yield (
+                kind.__name__ if kind else 'clean',
+                (ranks, RAN[kind]) if kind else None,
+                partial(run, pool, made, program),
+            )
+
+
+def run(pool, made, program):
+    """The trace of a run of the executor; None where the machine was too busy for it."""
+    trace, busy = sabotage_runs.measure(pool, made, program)
+    return None if busy else trace
 
 
 def asked(trace, folder):
@@ -263,46 +270,60 @@ def main():
         clean=(4, 'clean runs of each schedule'),
         seed=2042,
         runs=(False, 'runs of the executor instead: 4 and 8 processes'),
+        folder=(Path('out/stragglers'), 'where answers are kept'),
         write=(Path, 'where the page goes'),
     )
-    rng, begun = np.random.default_rng(options.seed), time.process_time()
-    found, wrong, clean, busy = defaultdict(list), [], [], 0
-    with tempfile.TemporaryDirectory() as folder:
-        for name, plan, trace, truth in cases(options, rng):
-            if trace is None:
-                busy += 1
-                continue
-            culprit, said = asked(trace, folder)
-            if truth is None:
-                clean.append(culprit is None)
-            else:
-                found[name].append(right(culprit, truth))
-            if not (culprit is None if truth is None else found[name][-1]):
-                wrong.append((name, f'{plan}', said))
-                print(*wrong[-1], truth, sep=' | ', flush=True)
-    text, held = page(options, found, wrong, clean, busy, time.process_time() - begun)
+    journal = options.folder / f'{options.seed}-{commit()}-{"runs" if options.runs else "simulated"}.jsonl'
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    answers = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    begun = time.process_time()
+    for number, case in enumerate(cases(options)):
+        if number >= len(answers):
+            answers.append(answer(*case))
+            with journal.open('a') as file:
+                print(json.dumps(answers[-1]), file=file)
+        print(number + 1, *answers[-1].values(), sep=' | ', flush=True)
+    text, held = page(options, answers, time.process_time() - begun)
     if options.write:
         write_atomically(options.write, text)
     print(text)
     raise SystemExit(0 if held else 4)
 
 
-def cases(options, rng):
-    """Name, plan, trace and truth; a clean one has no truth, and no trace one for which the machine was too busy."""
+def answer(name, plan, truth, make):
+    """Whether the first sentence on a recording is right, None where the machine was too busy; and the sentence."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = make()
+        culprit, said = asked(trace, folder) if trace else (None, 'too busy')
+    good = None if trace is None else culprit is None if truth is None else right(culprit, truth)
+    return {'straggler': name, 'plan': f'{plan}', 'right': good, 'said': said}
+
+
+def cases(options):
+    """Name, plan, truth and what makes the trace; a clean one has no truth."""
     if options.runs:
         for world, plan in RUNS:
-            for name, trace, truth in ran(world, plan, options, random.Random(options.seed)):
-                yield name, plan, trace, truth
+            for name, truth, make in ran(world, plan, options, random.Random(options.seed)):
+                yield name, plan, truth, make
         return
+    rng = np.random.default_rng(options.seed)
     for bed in (Bed(world, plan) for world, plans in PLANS.items() for plan in plans):
         for kind in [None] * options.clean + KINDS * options.draws:
             case = drawn(bed, kind, rng)
             if case is not None:
-                yield kind.__name__ if kind else 'clean', bed.plan, *case
+                trace, truth = case
+                yield kind.__name__ if kind else 'clean', bed.plan, truth, partial(lambda trace: trace, trace)
 
 
-def page(options, found, wrong, clean, busy, seconds):
+def page(options, answers, seconds):
     """The page, and whether what must hold does."""
+    ended = [one for one in answers if one['right'] is not None]
+    busy, clean = len(answers) - len(ended), [one['right'] for one in ended if one['straggler'] == 'clean']
+    found = defaultdict(list)
+    for one in ended:
+        if one['straggler'] != 'clean':
+            found[one['straggler']].append(one['right'])
+    wrong = [(one['straggler'], one['plan'], one['said']) for one in ended if not one['right']]
     every = [one for each in found.values() for one in each]
     held = np.mean(every) >= 0.9 and clean.count(False) <= 1
     head = f'{sum(every)} of {len(every)} stragglers are named with rank and cause ({np.mean(every):.0%}); '

@@ -261,6 +261,8 @@ def test_what_is_not_read_is_refused_by_its_name(tmp_path: Path) -> None:
         'is an execution trace of PyTorch': written(
             tmp_path / 'et.json', b'{"schema": "1.1.1-chakra.0.0.4", "nodes": []}'
         ),
+        'is JSON of rocprofv3': written(tmp_path / '908_results.json', b'{"rocprofiler-sdk-tool": [{"metadata": {}}]}'),
+        'is an XPlane of XLA': written(tmp_path / 'a.xplane.pb', b'\n\x9d\xb2\x08\x12\x0e/host:metadata"\x93\x07'),
         'is a pickle': written(tmp_path / 'weights_0', b'\x80\x05\x95abc'),
         'does not say its rank': written(tmp_path / 'fr.json', b'{"pg_config": {}, "entries": []}'),
         'is no whole dump': written(tmp_path / 'fr_1.json', b'{"pg_config": {}, "entries": [{}]}'),

@@ -16,7 +16,8 @@ OUTPUT: Final = 'ASCEND_PROFILER_OUTPUT'
 """The folder of a rank's exports."""
 READ: Final = (
     'Kineto JSON (torch.profiler); of torch_npu, MindSpore and msprof a rank folder, a folder of ranks, '
-    'kernel_details.csv, op_summary_*.csv, trace_view.json, step_trace_time.csv or the database'
+    'kernel_details.csv, op_summary_*.csv, trace_view.json, step_trace_time.csv or the database; '
+    "the SQLite export of Nsight Systems; a dump of torch's flight recorder"
 )
 _PREFERRED: Final = (
     'kernel_details*.csv*',
@@ -37,6 +38,10 @@ _OTHERS: Final = (
      'record with torch.profiler.profile, and give its Kineto JSON'),
     (re.compile(rb'"p2p"|"Communication Time Info"'), "Ascend's communication.json, which has sizes alone",
      'give the folder of the rank, which also holds kernel_details.csv'),
+    (re.compile(rb'"rocprofiler-sdk-tool"'), 'JSON of rocprofv3',
+     'record with torch.profiler.profile, and give its Kineto JSON'),
+    (re.compile(rb'\x12.{1,2}/(host|device):'), 'an XPlane of XLA (JAX, TensorFlow)',
+     'record the job in torch with torch.profiler; XPlanes are not read'),
 )  # fmt: skip
 _TABLES: Final = (
     ('StepTraceTime', "Ascend's analysis.db, which has totals alone", 'give ascend_pytorch_profiler_*.db beside it'),
