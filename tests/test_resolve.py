@@ -15,11 +15,12 @@ from simpar.case import load_case
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible
+from simpar.hardware import Placement
 from simpar.lower import lower
 from simpar.memory import memory
 from simpar.model import Dense, Mul, Network, Relu, layer_names
 from simpar.model.library.blocks import block_network
-from simpar.plans import Plan
+from simpar.plans import NEAREST_FIRST, Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies, resolve
 from simpar.resolve.choices import degree_strategies
@@ -42,16 +43,20 @@ def step(plan, workload=HEAVY_HEAD, hardware=H100):
     return simulate(program, price(program, hardware)).step
 
 
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=9), st.integers(1, 5))
-def test_the_cut_is_the_best_of_all_cuts(seconds, stages):
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=9), st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=5)
+)
+def test_the_cut_is_the_best_of_all_cuts(seconds, speeds):
+    stages = len(speeds)
     if stages > len(seconds):
         return
 
     def slowest(edges):
-        return max(sum(seconds[begin:end]) for begin, end in pairwise((0, *edges, len(seconds))))
+        cuts = pairwise((0, *edges, len(seconds)))
+        return max(sum(seconds[begin:end]) / speed for (begin, end), speed in zip(cuts, speeds, strict=True))
 
     best = min(slowest(edges) for edges in combinations(range(1, len(seconds)), stages - 1))
-    counts = balanced([float(value) for value in seconds], stages)
+    counts = balanced([float(value) for value in seconds], speeds)
     assert sum(counts) == len(seconds)
     assert min(counts) >= 1
     edges = [sum(counts[:stage]) for stage in range(1, stages)]
@@ -64,6 +69,15 @@ def test_a_heavy_head_gets_fewer_layers_and_a_faster_step():
     assert found.stages[-1] < 4
     assert sum(found.stages) == 16
     assert step(found) < 0.9 * step(Plan(pipeline=4, data=2, micro_batches=8))
+
+
+@pytest.mark.parametrize(('placement', 'slow'), [(NEAREST_FIRST, (2, 3)), ('context-pipeline-data-tensor', (1, 3))])
+def test_layers_are_shared_out_by_the_speed_of_devices(placement, slow):
+    """The devices of the second stage do half as much: it gets a third of 12 layers, wherever these devices are."""
+    plan = Plan(pipeline=2, data=2, micro_batches=8, stages='balanced', placement=placement)
+    workload = replace(HEAVY_HEAD, model=replace(HEAVY_HEAD.model, layers=12, vocab=64))
+    unlike = replace(FOUR, placement=Placement.of(plan, 4), slow=dict.fromkeys(slow, 0.5))
+    assert resolve(workload, plan, unlike).stages == (8, 4)
 
 
 def test_times_of_layers_are_those_of_the_pipelines_work():

@@ -165,7 +165,7 @@ class Pricer:
             host=_still(self._host(effects)),
             beside_communication=_still(np.array(beside)[self._kind]),
             beside_compute=_still(np.array([_beside_compute(op, slowed) for op in self._ops])[self._kind]),
-            rank_speed=_rank_speeds(program.world, cluster, cluster.spread if effects.spread else 0.0),
+            rank_speed=rank_speeds(program.world, cluster, cluster.spread if effects.spread else 0.0),
             host_step=self._host_step(effects),
             waits=self._waits(effects),
             work_queues=self._queues if effects.work_queues else 0,
@@ -313,7 +313,7 @@ def _later_stages(program: Program) -> NDArray[np.int64]:
     return np.array([*found.values()], dtype=np.int64)
 
 
-def _rank_speeds(world: int, cluster: hardware.Cluster, spread: float) -> Array:
+def rank_speeds(world: int, cluster: hardware.Cluster, spread: float = 0.0) -> Array:
     """Of all ranks. Arguments: ``spread`` of devices, as of ``Cluster``, whose slow devices are told by number."""
     speeds = np.full(world, 1.0 / slowest(world, spread))
     for device, speed in cluster.slow.items():

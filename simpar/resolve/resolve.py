@@ -135,25 +135,25 @@ def tried(workload: Workload, plan: plans.Plan, cluster: Cluster, session: Sessi
     return Trial(plan, float(found.steps[-2]), found.too_much)
 
 
-def balanced(seconds: Sequence[float], stages: int) -> tuple[int, ...]:
-    """Count the layers of each stage, at least one, so that the largest sum of seconds is the smallest.
+def balanced(seconds: Sequence[float], speeds: Sequence[float]) -> tuple[int, ...]:
+    """Count the layers of each stage, at least one, so that the largest sum of seconds ÷ speed is the smallest.
 
     Arguments:
         seconds: of every layer, shape [layers]; at least as many layers as stages.
-        stages: how many.
+        speeds: of the devices of each stage, shape [stages].
 
     Among equals the first stages have the most layers. Dynamic programming over (layers, stages): exact.
     """
     sums = [0.0, *accumulate(seconds)]
     layers = len(seconds)
     # With one stage the first layers, however many, are all in it.
-    best = sums[:]
+    best = [one / speeds[0] for one in sums]
     begins: list[list[int]] = []
-    for stage in range(2, stages + 1):
+    for stage, speed in enumerate(speeds[1:], 2):
         now, chosen = [float('inf')] * (layers + 1), [0] * (layers + 1)
         for end in range(stage, layers + 1):
             for begin in range(stage - 1, end):
-                worst = max(best[begin], sums[end] - sums[begin])
+                worst = max(best[begin], (sums[end] - sums[begin]) / speed)
                 # ``<=`` keeps the latest begin of equals, which gives the stages before it the most layers.
                 if worst <= now[end]:
                     now[end], chosen[end] = worst, begin
@@ -296,7 +296,7 @@ def staged(workload: Workload, plan: plans.Plan, cluster: Cluster, session: Sess
     trials = [
         tried(workload, _ordered(workload, plan, times, counts), cluster, session)
         # The balanced counts are often the equal ones: each is simulated once, and the first wins among equals.
-        for counts in dict.fromkeys(_splits(workload, plan, times))
+        for counts in dict.fromkeys(_splits(workload, plan, times, cluster))
     ]
     return min(trials, key=lambda trial: trial.rank).plan
 
@@ -312,23 +312,27 @@ def _ordered(workload: Workload, plan: plans.Plan, times: LayerTimes, counts: tu
     return replace(plan, stages=counts, rows=checks.rows_of(order))
 
 
-def _splits(workload: Workload, plan: plans.Plan, times: LayerTimes) -> Iterator[tuple[int, ...]]:
+def _splits(workload: Workload, plan: plans.Plan, times: LayerTimes, cluster: Cluster) -> Iterator[tuple[int, ...]]:
     """Equal counts, the balanced split, and the splits that move one layer away from the first or the last stage."""
     layers = layers_of(workload)
     name = '1f1b' if plan.order in AUTOMATIC else plan.order
-    stages = named_order(name, plan.pipeline, plan.micro_batches, plan.chunks, plan.sequence_chunks).stages
+    order = named_order(name, plan.pipeline, plan.micro_batches, plan.chunks, plan.sequence_chunks)
+    stages = order.stages
     if layers < stages:
         raise errors.Infeasible(f'{stages} stages for {layers} layers; choose a pipeline of at most {layers} stages')
     equal = stage_of_layer(layers, stages, ())
     yield tuple(equal.count(stage) for stage in range(stages))
     seconds = times.seconds_LP.sum(axis=1).tolist()
-    best = balanced(seconds, stages)
+    # A stage is as fast as the slowest of its ranks; pipeline ranks are outermost among ranks.
+    slowest = price.rank_speeds(cluster.world, cluster).reshape(order.ranks, -1).min(axis=1)
+    speeds = slowest[list(order.placement)].tolist()
+    best = balanced(seconds, speeds)
     yield best
     for end in (0, stages - 1):
         if best[end] > 1:
             moved = list(best)
             moved[end] -= 1
-            sums = [sum(seconds[sum(best[:stage]) : sum(best[: stage + 1])]) for stage in range(stages)]
+            sums = [sum(seconds[sum(best[:stage]) : sum(best[: stage + 1])]) / speeds[stage] for stage in range(stages)]
             # To the stage with the least to do; layers between the two shift by one.
             inner = min((stage for stage in range(stages) if stage != end), key=sums.__getitem__)
             moved[inner] += 1
