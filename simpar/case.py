@@ -425,7 +425,7 @@ def _short(key: str) -> str:
 
 def _shown(value: object) -> str:
     """A value, of a long one its beginning: strategies of a whole loss are no heading."""
-    text = str(value)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= _LONGEST else f'{text[: _LONGEST - 1]}…'
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 import random
+import resource
 import shutil
 from hashlib import sha256
 from itertools import pairwise
@@ -490,6 +491,19 @@ def test_the_command_trains_and_goes_on_only_where_it_is_told_to(tmp_path, put, 
 def test_two_trainings_do_not_write_into_one_folder(tmp_path):
     with checkpoint.locked(tmp_path), pytest.raises(ScheduleError, match=r'another training writes here \(process \d+'):
         kept(GPT, tmp_path, steps=1)
+
+
+def test_a_full_disk_is_told_in_its_own_words_and_the_checkpoint_before_is_good(tmp_path):
+    """It was "unexpected pos 704"."""
+    kept(NETWORK, tmp_path, steps=1)
+    bound = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, bound[1]))
+    try:
+        with pytest.raises(OSError, match=r'File too large.*step-000002'):
+            kept(NETWORK, tmp_path, steps=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, bound)
+    assert equal(kept(NETWORK, tmp_path, steps=2), kept(NETWORK, tmp_path / 'undisturbed', steps=2))
 
 
 def test_damage_of_both_checkpoints_is_told(tmp_path):

@@ -3,10 +3,12 @@
 import overlap_page
 import pytest
 from every import some
+from matplotlib.text import Annotation
 from page_pictures import PAGES, WIDE, check_words, missing, shots
 from pictures import JOBS, PICTURES, check
 from PIL import Image
 
+from simpar.plot.frame import SOFT, TEXT, darken
 from simpar.sweep.why_not import overlaps
 
 STEPS = [('steps', ranks) for ranks in some(JOBS, 2)]
@@ -15,7 +17,11 @@ SHOWN = [*STEPS, ('one_rank', 64), ('difference', 8), ('sweep', 8), ('front', 8)
 
 @pytest.mark.parametrize(('name', 'ranks'), SHOWN)
 def test_no_words_are_cut_or_lie_over_one_another(name, ranks):
-    check(PICTURES[name](ranks))
+    figure = PICTURES[name](ranks)
+    check(figure)
+    darken(figure)
+    # Numbers at points were black on black.
+    assert {one.get_color() for one in figure.findobj(Annotation) if one.get_text()} <= {TEXT, SOFT}
 
 
 def test_words_that_are_cut_or_lie_over_one_another_are_found():

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 import sqlite3
 from collections import defaultdict
 from dataclasses import replace
@@ -36,6 +37,11 @@ MSPROF = RECORDED / 'msprof'
 CASES = RECORDED / 'kineto_cases'
 EXPECTED: dict[str, dict[str, Any]] = json.loads((MSPROF / 'expected.json').read_text(encoding='utf-8'))
 FIGURES = load_table(__file__, 'FIGURES')
+PIPELINES = """simpar: 1
+cluster: {profile: h100-sxm-8}
+workload: {transformer: {layers: 8, hidden: 1024, heads: 16, vocab: 8192, sequence: 1024}, batch: 8, precision: bf16}
+plan: {pipeline: 4, data: 2, micro_batches: 4}
+"""
 TENTH = 0.1
 """Microseconds: the profiler's own totals went by way of doubles."""
 OUTPUT = 'ASCEND_PROFILER_OUTPUT'
@@ -209,7 +215,7 @@ def test_ranks_of_a_recording_stand_side_by_side_on_one_clock(tmp_path: Path) ->
     assert main(['trace', str(folder), '--html', str(tmp_path / 'new' / 'ranks.html')]) == 0
     page = (tmp_path / 'new' / 'ranks.html').read_text(encoding='utf-8')
     assert not re.search(r'(src|href)=|https?://|@import', page)
-    assert 'rank 1 makes the others wait' in page
+    assert 'Rank 1 makes the others wait' in page
     found = json.loads(re.search(r'application/json">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
     (side,) = found['sides']
     ends = []
@@ -510,6 +516,14 @@ def test_a_key_without_a_schedule_is_no_change_and_a_schedule_needs_a_key(refuse
         (['--for', 'examples/multi_copy.yaml'], 'no key is asked for'),
     ):
         assert says in refused('trace', CASES / 'straggler4', *words)
+
+
+def test_stages_of_a_pipeline_are_not_blamed_for_their_places_in_it(tmp_path: Path) -> None:
+    """Two pipelines of four stages as predicted: no device, link or host is slower. The last stages were named."""
+    found = load_case(PIPELINES).predict()
+    write_kineto(tmp_path, found.trace.last(1))
+    shutil.rmtree(tmp_path / 'merged')
+    assert culprit_of(read_traces(tmp_path)) is None
 
 
 def test_nobody_is_named_where_ranks_are_alike(tmp_path: Path) -> None:

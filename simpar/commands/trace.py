@@ -61,8 +61,8 @@ def _write_page(path: Path, traces: Sequence[RankTrace]) -> None:
         raise ScheduleError(Problem('--html', 'no kernel of a device was recorded', 'leave it out'))
     culprit = culprit_of(traces)
     make_folders(path)
-    headline = sentence_of(traces, culprit, waits_of(traces))
-    write_atomically(path, ranks_page(traces, f'{headline}.', culprit.ranks if culprit else ()))
+    said = sentence_of(traces, culprit, waits_of(traces))
+    write_atomically(path, ranks_page(traces, f'{said[0].upper()}{said[1:]}.', culprit.ranks if culprit else ()))
 
 
 def _answer(words: Sequence[str], found: WhatIf, *, scaled: bool) -> Iterator[str]:
@@ -146,7 +146,9 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _blamed(one: Culprit) -> str:
     wait = f'{format_time(one.seconds)} of each step of {format_time(one.step)}'
-    ranks = ', '.join(map(str, one.ranks))
+    first, last = min(one.ranks), max(one.ranks)
+    row = len(one.ranks) > 3 and last - first + 1 == len(one.ranks)
+    ranks = f'{first} to {last}' if row else ', '.join(map(str, one.ranks))
     if one.cause == 'samples':
         return f'samples are uneven and make ranks wait {wait}: forward and backward of a micro-batch vary together'
     if one.cause == 'link':

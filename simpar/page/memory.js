@@ -5,7 +5,8 @@ function memory() {
   const colour = name => LAYERS[layers.indexOf(name) % LAYERS.length];
   const highest = Math.max(...data.memory.map(side => side.peak.bytes));
   const device = data.memory[0].device, tallest = device < 2 * highest ? Math.max(device, highest) : highest;
-  const H = 230, SIDE = 58;
+  const H = 230, SIDE = 58, power = Math.pow(10, Math.floor(Math.log10(tallest / 3)));
+  const stride = power * [5, 2, 1].find(one => one * power <= tallest / 3);
   function drawBytes() {
     const [draw, width] = fitted(canvas, H + 46), wide = width / data.memory.length;
     draw.font = '11px system-ui, sans-serif';
@@ -31,7 +32,7 @@ function memory() {
       if (device <= tallest) { draw.fillStyle = COLOURS.exposed; draw.fillRect(from, y(device), span, 1.5); draw.fillText('device: ' + bytes(device), from + 4, y(device) + 12); }
       draw.fillStyle = style('--soft');
       draw.textAlign = 'right';
-      for (let tick = 0; tick <= 4; tick++) draw.fillText(bytes(Math.round(tallest * tick / 4)), from - 6, y(tallest * tick / 4) + 4);
+      for (let held = 0; held <= tallest; held += stride) draw.fillText(bytes(held), from - 6, y(held) + 4);
       draw.textAlign = 'left';
       draw.save();
       draw.beginPath();

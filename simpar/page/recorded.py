@@ -118,7 +118,7 @@ def _rows(
         stream: bool((kernels.kind[kernels.stream == stream] != COMMUNICATION).any())
         for stream in set(kernels.stream.tolist())
     }
-    for stream in sorted(computes, key=lambda one: (not computes[one], one)):
+    for stream in sorted(computes, key=lambda one: (not computes[one], len(one), one)):
         mine = np.flatnonzero(kernels.stream == stream)
         begin, run, end = (
             (times[mine] - at) / unit for times, at in ((kernels.begin, origin), (start, 0), (kernels.end, origin))

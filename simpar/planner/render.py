@@ -322,9 +322,10 @@ def sizes_picture(found: BySize) -> Figure:
     _name(axes, [(f'{one.devices}', (one.time * factor, one.cost)) for one in known])
     axes.set_xlabel(unit)
     axes.set_ylabel(found.unit)
+    axes.yaxis.set_major_formatter(lambda cost, _: format_count(cost))
     axes.legend(frameon=False, fontsize=8.5, loc='lower left', bbox_to_anchor=(1.0, 0.0))
     quick, cheap = front[0], front[-1]
-    text = f'quickest on {quick.devices} devices, cheapest on {cheap.devices}'
+    text = f'quickest on {quick.devices} device{"s" * (quick.devices > 1)}, cheapest on {cheap.devices}'
     title(figure, f'{text} ({format_count(cheap.cost)} {found.unit})', [])
     return figure
 
@@ -340,7 +341,8 @@ def _name(axes: Axes, named: Sequence[tuple[str, tuple[float, float]]]) -> None:
         free = (one for one in places if all(abs(x + one[0] - a) > wide or abs(y + one[1] - b) > 20 for a, b in taken))
         right, up = next(free, (12, 16))
         taken.append((x + right, y + up))
-        style: dict[str, Any] = {'ha': 'center', 'va': 'center', 'fontsize': 8.5}
+        # Not clipped: what is clipped and centred counts as letters of a box, which keep their colour on dark ground.
+        style: dict[str, Any] = {'ha': 'center', 'va': 'center', 'fontsize': 8.5, 'clip_on': False}
         axes.annotate(text, place, xytext=(right, up), textcoords='offset pixels', **style)
 
 

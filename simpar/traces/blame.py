@@ -83,7 +83,8 @@ def culprit_of(traces: Sequence[RankTrace]) -> Culprit | None:
     """What makes others wait most; None where nothing clearly does, or a rank alone was recorded.
 
     Each rank is compared with those that run as many kernels of the same names, and each group's messages with those of
-    other groups. Does not model: ranks that were not recorded, and a cause that lies on more than half of the ranks.
+    other groups. Does not model: ranks that were not recorded, a cause that lies on more than half of the ranks, and
+    idle time of a stage that is one rank.
     """
     common = set.intersection(*(set(trace.steps) for trace in traces)) if traces else set()
     facts = {trace.rank: one for trace in traces if (one := _facts(trace, common)) is not None}
@@ -209,27 +210,48 @@ def _by_rank(facts: Mapping[int, _Facts]) -> Iterator[Culprit]:
         else:
             times = 1 + mean / float(usual.mean()) if usual.any() else 0.0
             yield Culprit(ranks=ranks, cause='computes', seconds=mean, step=step, times=times, within=within)
-    copies = _compared({rank: one.copies for rank, one in facts.items()})
+    peers = _peers(facts)
+    copies = _compared({rank: one.copies for rank, one in facts.items()}, peers)
     yield from (
         Culprit(ranks=ranks, cause='copies', seconds=mean, step=step, within=within)
         for ranks, mean, within in _clear(copies, step)
     )
-    idle = _compared({rank: sum(one.gaps.values(), 0 * one.copies) for rank, one in facts.items()})
+    idle = _compared({rank: sum(one.gaps.values(), 0 * one.copies) for rank, one in facts.items()}, peers)
     for ranks, mean, within in _clear(idle, step):
         before: list[tuple[float, Cause]] = []
         for gap in _GAPS:
-            of_gap = _compared({rank: one.gaps[gap] for rank, one in facts.items()})
+            of_gap = _compared({rank: one.gaps[gap] for rank, one in facts.items()}, peers)
             before.append((float(of_gap[ranks[0]].mean()), gap))
         part, most = max(before)
-        few = within <= max(FEW, 2 / count)
+        # What every step has is no pause, however few they are.
+        few = within < 1 and within <= max(FEW, 2 / count)
         cause: Cause = 'pause' if few else most if part >= MOST_OF_IT * mean else 'host'
         yield Culprit(ranks=ranks, cause=cause, seconds=mean, step=step, within=within)
 
 
-def _compared(found: Mapping[int, Floats]) -> dict[int, Floats]:
-    """What each rank has beyond the median of the others, by step."""
-    others = {rank: [one for other, one in found.items() if other != rank] for rank in found}
-    return {rank: mine - np.median(others[rank], axis=0) for rank, mine in found.items()}
+def _peers(facts: Mapping[int, _Facts]) -> dict[int, list[int]]:
+    """The ranks whose idle time is comparable with that of a rank: in pipelines those at its place in other ones.
+
+    Stages wait at unlike times, and their hosts catch up meanwhile. Ranks that send and run the same are a ring.
+    """
+    line = {rank: {rank} for rank in facts}
+    for group in {group for one in facts.values() for group, kind in one.messages if kind == 'send'}:
+        joined = set[int]().union(*(line[rank] for rank, one in facts.items() if (group, 'send') in one.messages))
+        line |= dict.fromkeys(joined, joined)
+    names = {rank: {name for name, _ in one.calls} for rank, one in facts.items()}
+    place = {
+        rank: (len(mine), sorted(mine).index(rank) if any(names[one] != names[rank] for one in mine) else 0)
+        for rank, mine in line.items()
+    }
+    return {rank: [one for one in facts if one != rank and place[one] == place[rank]] for rank in facts}
+
+
+def _compared(found: Mapping[int, Floats], peers: Mapping[int, Sequence[int]]) -> dict[int, Floats]:
+    """What each rank has beyond the median of its peers, by step; nothing where it has none."""
+    return {
+        rank: mine - np.median([found[other] for other in peers[rank]], axis=0) if peers[rank] else 0 * mine
+        for rank, mine in found.items()
+    }
 
 
 def _clear(beyond: Mapping[int, Floats], step: float) -> Iterator[tuple[tuple[int, ...], float, float]]:
