@@ -120,10 +120,22 @@ def sentence_of(traces: Sequence[RankTrace], culprit: Culprit | None, waits: Map
     if culprit:
         return _blamed(culprit)
     if len(traces) == 1:
-        return 'one rank was recorded: what it waits for its peers is within its communication'
+        return _alone(traces[0])
     if not waits:
         return 'no collective of one rank was found on another, so nobody can be said to wait for another'
     return f'no single rank makes the others wait {LEAST:.0%} of a step'
+
+
+def _alone(trace: RankTrace) -> str:
+    """What the device of a rank does, of which no peer was recorded."""
+    steps = [step for _, step in step_figures(trace)]
+    span = sum(step.span for step in steps) or 1.0
+    computing, exposed, idle = (
+        f'{sum(getattr(step, name) for step in steps) / span:.0%}' for name in ('computing', 'exposed', 'idle')
+    )
+    alone = any(step.communication for step in steps)
+    waits = f', communicates alone {exposed} (with what it waits for its peers)' if alone else ''
+    return f'one rank was recorded: its device computes {computing} of the time{waits}, and is idle {idle}'
 
 
 def _hangs(traces: Sequence[RankTrace], stuck: Stuck | None) -> str:
