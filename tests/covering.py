@@ -18,6 +18,7 @@ class Features:
             place. ``excuses`` is how a refusal of such a pair begins, by its second feature.
         unbuilt: the same of pairs that simpar refuses by name, by how the refusal begins.
         never: pairs that no schedule can write.
+        light: a row that computes four times as much has to bring twice the triples.
     """
 
     factors: dict[str, tuple]
@@ -29,6 +30,7 @@ class Features:
     excuses: dict = field(default_factory=dict)
     unbuilt: dict = field(default_factory=dict)
     never: tuple = ()
+    light: bool = False
 
     @property
     def single(self):
@@ -48,6 +50,7 @@ class _Array:
     """
 
     def __init__(self, features):
+        self.features = features
         self.draw = random.Random(features.seed)
         self.levels = [(name, level) for name, levels in features.factors.items() for level in levels]
         number = {level: place for place, level in enumerate(self.levels)}
@@ -97,7 +100,10 @@ class _Array:
 
     def _brings(self, row):
         pairs = sum(pair in self.missing for pair in combinations(row, 2))
-        return pairs, sum(triple not in self.triples for triple in combinations(row, 3))
+        triples = sum(triple not in self.triples for triple in combinations(row, 3))
+        if self.features.light:
+            triples /= self.features.size(dict(self.levels[level] for level in row)) ** 0.5
+        return pairs, triples
 
     def _seen(self, row):
         for pair in combinations(row, 2):

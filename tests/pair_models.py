@@ -45,6 +45,12 @@ CONTEXT = {
     'heads contiguous': {'context_kind': 'all_to_all', 'context_split': 'contiguous'},
     'ring contiguous': {'context_kind': 'ring', 'context_split': 'contiguous'},
 }
+BY_HEADS = {
+    'heads of queries': {'context_kind': 'all_to_all', 'context_heads': 'queries'},
+    'ring of heads': {'context_kind': 'ring', 'context_by_heads': 2},
+    'gather of heads': {'context_kind': 'all_gather', 'context_by_heads': 2},
+}
+"""Of overlaps alone: keys for each query head, which 4 ranks have, and pairs of ranks that exchange heads."""
 SAME = {'1f1b', 'interleaved-1f1b', 'zb-h1', 'zb-v', 'dualpipe-v'}
 MODEL_ORDERS = {
     'none': ORDERS['none'],
@@ -76,7 +82,7 @@ def tree_of(row, number):
         'expert': row['expert'],
         'tensor': tensor,
         'context': context,
-        **CONTEXT[row['context']],
+        **{**CONTEXT, **BY_HEADS}[row['context']],
         'sequence_parallel': row['sequence_parallel'],
         'pipeline': pipeline,
         'micro_batches': micro_batches,
@@ -119,6 +125,8 @@ def _context(row, others):
     """Ranks that share a sequence; of llama's two keys, where heads are exchanged, always more than there are keys."""
     if row['context'] == 'none':
         return 1
+    if row['context'] in BY_HEADS:
+        return 4 // row['tensor'] if row['context'] == 'heads of queries' else 4
     repeats = row['model'] == 'llama' and row['context'].startswith('heads') and row['tensor'] == 1
     return 4 if repeats or others == 1 else 2
 
@@ -151,7 +159,7 @@ def _model(row, layers, draw):
 def size_of(row):
     """About how many times a plan computes a layer."""
     _, stages, micro_batches = MODEL_ORDERS[row['order']]
-    context = (1 if row['context'] == 'none' else 2) * row['sequence_chunks']
+    context = _context(row, 0) * row['sequence_chunks']
     return stages * micro_batches * row['data'] * row['expert'] * row['tensor'] * row['copies'] * context
 
 

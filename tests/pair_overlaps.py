@@ -1,4 +1,5 @@
-"""Schedules of the covering array of overlaps: pairs, delayed gradients, offload, further tokens, and laid stages.
+"""Schedules of the covering array of overlaps: pairs, delayed gradients, offload, further tokens, laid stages, heads
+that some ranks exchange, matrices that ranks own, weights that neighbours share once more, and sinks of attention.
 
 Models, experts and axes are those of ``pair_models``; what it draws beside stays at its default here.
 """
@@ -6,15 +7,41 @@ Models, experts and axes are those of ``pair_models``; what it draws beside stay
 import random
 
 import pair_models
-from pair_models import AUX, EXPERTS, MODEL_OPTIMIZERS, MODEL_ORDERS, MODELS
-from pair_plans import FUSIONS, SHARDING
+from pair_models import AUX, BY_HEADS, EXPERTS, MODEL_OPTIMIZERS, MODEL_ORDERS, MODELS
+from pair_plans import FUSIONS
 
 PLAIN = {'strategies': 'none', 'sequence_chunks': 1, 'reduce': 'early', 'fp8': 'none', 'documents': 'one',
-         'phase': 'train', 'attention': 'flash'}  # fmt: skip
-OFFLOAD = {'none': [], 'activations': ['activations'], 'states': ['optimizer'], 'both': ['activations', 'optimizer']}
+         'phase': 'train', 'attention': 'flash', 'form': 'none'}  # fmt: skip
+STATES = ['optimizer']
+OFFLOAD = {
+    'none': {},
+    'activations': {'offload': ['activations']},
+    'activations of 1': {'offload': ['activations'], 'offload_layers': 1},
+    'activations of 2': {'offload': ['activations'], 'offload_layers': 2},
+    'attention': {'offload': ['attention']},
+    'states': {'offload': STATES},
+    'states in 1': {'offload': STATES, 'offload_parts': 1},
+    'states in 3': {'offload': STATES, 'offload_parts': 3},
+    'both': {'offload': ['activations', *STATES], 'offload_parts': 2},
+}
+SHARDING = {
+    'off': {},
+    'zero 1': {'zero': 1},
+    'zero 2': {'zero': 2},
+    'zero 2 flat': {'zero': 2, 'shard_form': 'flat'},
+    'zero 3': {'zero': 3},
+    'zero 3 padded': {'zero': 3, 'shard_form': 'padded'},
+    'hsdp 3': {'hsdp': 'level3', 'shard_threshold': '0 B'},
+    'owned 1': {'zero': 1, 'shard_form': 'owned'},
+    'owned 2': {'zero': 2, 'shard_form': 'owned'},
+    'near 3': {'zero': 3, 'second_shards': 2},
+    'near hsdp 3': {'hsdp': 'level3', 'shard_threshold': '0 B', 'second_shards': 2},
+}
+"""Near: with twice the data ranks, so that there are neighbours."""
+OWNED, NEAR = ('owned 1', 'owned 2'), ('near 3', 'near hsdp 3')
 FURTHER = (0, 1, 2)
 ORDERS = ('none', '1f1b', 'interleaved-1f1b', 'zb-h1', 'zb-v', 'dualpipe-v', 'dualpipe')
-KEYS = ('further', 'pairs', 'weight_gradients', 'offload', 'stages')
+KEYS = ('further', 'pairs', 'weight_gradients', 'offload', 'stages', 'sinks')
 
 
 def tree_of(row, number):
@@ -29,10 +56,12 @@ def tree_of(row, number):
         model |= {'mtp_layers': row['further'], 'mtp_loss': 0.3}
     if row['pairs'] != 'none' and plan['micro_batches'] == 1:
         plan['micro_batches'], workload['batch'] = 2, 2 * workload['batch']
-    workload['clip_norm'] = row['clip']
+    workload['clip_norm'], model['sinks'] = row['clip'], row['sinks']
+    if row['context'] == 'heads of queries':
+        # Fewer keys than ranks, so that it matters which are repeated.
+        model['kv_heads'] = 2
     plan |= {'pairs': row['pairs'], 'weight_gradients': row['weight_gradients'], 'exchange': row['exchange'],
-             'streams': row['streams'], 'offload': OFFLOAD[row['offload']],
-             'offload_layers': row['offload_layers']}  # fmt: skip
+             'streams': row['streams'], **OFFLOAD[row['offload']], **SHARDING[row['sharding']]}  # fmt: skip
     if row['stages'] != 'equal':
         model['layers'] += 1
         plan['stages'] = _laid(row, model['layers'], draw)
@@ -54,7 +83,7 @@ def _laid(row, layers, draw):
 
 def _whole(row):
     """The row with what it leaves out of ``pair_models``."""
-    return {**PLAIN, 'form': 'none' if row['sharding'] == 'off' else 'dim', **row}
+    return {**PLAIN, **row, 'sharding': 'off', 'data': row['data'] * (2 if row['sharding'] in NEAR else 1)}
 
 
 def size_of(row):
@@ -64,7 +93,8 @@ def size_of(row):
 
 def has_overlap(row):
     """Whether a plan has any of the keys that this array is for."""
-    return any(row[key] != FACTORS[key][0] for key in KEYS)
+    rest = row['sharding'] in (*OWNED, *NEAR) or row['context'] in BY_HEADS
+    return rest or any(row[key] != FACTORS[key][0] for key in KEYS)
 
 
 FACTORS = {
@@ -75,16 +105,16 @@ FACTORS = {
     'pairs': ('none', 'overlap', 'memory'),
     'weight_gradients': ('joint', 'delayed'),
     'offload': tuple(OFFLOAD),
-    'offload_layers': (0, 1, 2),
     'stages': ('equal', 'uneven', 'laid'),
     'order': ORDERS,
     'data': (1, 2),
     'expert': (1, 2),
     'tensor': (1, 2),
     'sequence_parallel': (False, True),
-    'context': ('none', 'gather', 'heads', 'ring'),
+    'context': ('none', 'gather', 'heads', 'ring', *BY_HEADS),
+    'sinks': ('none', 'zero', 'learned'),
     'copies': (1, 2),
-    'sharding': tuple(name for name in SHARDING if name not in ('hsdp 1', 'hsdp 2')),
+    'sharding': tuple(SHARDING),
     'fusion': tuple(name for name in FUSIONS if name != 'ids'),
     'recompute': ('none', 'full', 'selective'),
     'tiles': (1, 2),
@@ -93,18 +123,29 @@ FACTORS = {
     'optimizer': tuple(MODEL_OPTIMIZERS),
     'clip': (0.0, 0.1),
 }
-AWAY = ('activations', 'both')
-BESIDE = (('recompute', 'full'), ('recompute', 'selective'), ('tiles', 2), ('pairs', 'overlap'), ('pairs', 'memory'))
+AWAY, SOME = ('activations', 'both'), ('activations of 1', 'activations of 2')
+PAIRS = (('pairs', 'overlap'), ('pairs', 'memory'))
+BESIDE = (('recompute', 'full'), ('recompute', 'selective'), *PAIRS)
 UNBUILT = {
     **{
         (('offload', name), other): rf'^plan\.offload: activations beside {other[0]}: '
         for name in AWAY
-        for other in BESIDE
+        for other in (*BESIDE, ('tiles', 2))
+    },
+    **{(('offload', 'attention'), other): rf'^plan\.offload: attention beside {other[0]}: ' for other in BESIDE},
+    **{
+        (pairs, ('order', order)): r'^plan\.order: .*has no forward beside a backward'
+        for pairs in PAIRS
+        for order in ('zb-h1', 'zb-v')
     },
     **{
-        (('pairs', pairs), ('order', order)): r'^plan\.order: .*has no forward beside a backward'
-        for pairs in ('overlap', 'memory')
-        for order in ('zb-h1', 'zb-v')
+        (('sinks', sinks), ('context', context)): r'^plan\.context: not yet: ranks that share a sequence with sinks'
+        for sinks in FACTORS['sinks'][1:]
+        for context in FACTORS['context'][1:]
+    },
+    **{
+        (('sharding', name), ('expert', 2)): r'^plan\.second_shards: .* whose data ranks are no neighbours'
+        for name in NEAR
     },
 }
 NEVER = (
@@ -112,7 +153,9 @@ NEVER = (
     (('experts', 'none'), ('expert', 2)),
     (('tensor', 1), ('sequence_parallel', True)),
     *((('order', 'none'), ('stages', stages)) for stages in ('uneven', 'laid')),
-    *((('offload', name), ('offload_layers', count)) for name in ('none', 'states') for count in (1, 2)),
-    # These need activations that leave, which are refused beside.
-    *((('offload_layers', count), other) for count in (1, 2) for other in BESIDE),
+    # Refused as all activations are.
+    *((('offload', name), other) for name in SOME for other in (*BESIDE, ('tiles', 2))),
+    # Latent attention has as many keys as heads, and of other optimizers no matrix is updated as a whole.
+    (('model', 'latent'), ('context', 'heads of queries')),
+    *((('sharding', name), ('optimizer', optimizer)) for name in OWNED for optimizer in ('sgd', 'adamw')),
 )

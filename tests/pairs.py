@@ -56,8 +56,8 @@ ARRAYS = {
         pair_chunks.UNBUILT, pair_chunks.NEVER,
     ),
     'overlaps': Features(
-        pair_overlaps.FACTORS, pair_overlaps.tree_of, pair_overlaps.size_of, 540, 40, unbuilt=pair_overlaps.UNBUILT,
-        never=pair_overlaps.NEVER,
+        pair_overlaps.FACTORS, pair_overlaps.tree_of, pair_overlaps.size_of, 545, 40, unbuilt=pair_overlaps.UNBUILT,
+        never=pair_overlaps.NEVER, light=True,
     ),
 }  # fmt: skip
 """Strategies, searches and networks; models that people train, and their axes; sequences in chunks; overlaps."""

@@ -2,6 +2,7 @@
 
 import json
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from simpar.predict import EFFECTS
 from simpar.profiles import stack_names
 from simpar.sweep.why_not import _WORDS, overlaps, why_not
 
+EXAMPLES = Path(__file__).parents[1] / 'examples'
 SMALL = """
 simpar: 1
 cluster: {profile: ascend910b-8, devices: 4, stack: mindspore-graph}
@@ -39,6 +41,19 @@ def test_the_best_set_is_the_fastest_of_all_that_a_user_could_write(answer):
     assert row['gradients'] == steps[1, 0, 1, 1]
     assert row['copies'] == min(steps[0, 0, 1, 2], steps[0, 0, 1, 4])
     assert answer.written.step == load_case(SMALL).predict(tell=False).step
+
+
+def test_the_best_set_has_an_overlap_the_way_that_serves_the_set():
+    """Eight tiles are best alone, four beside copies: the best set is never behind the plan as written for that."""
+    words = ['against={}', 'workload.transformer.layers=1', 'plan.copies=2', 'plan.tiles=4']
+    found = why_not(load_case(EXAMPLES / 'tiles.yaml', words), ['tiles', 'copies'])
+    alone = next(row for row in found.rows if row.overlaps == ('tiles',))
+    assert alone.changes['plan.tiles'] != found.best.changes['plan.tiles']
+    assert found.best.step <= found.written.step
+    best = f'plan.tiles={found.best.changes["plan.tiles"]}', f'plan.copies={found.best.changes["plan.copies"]}'
+    assert load_case(EXAMPLES / 'tiles.yaml', [*words, *best]).predict(tell=False).step == found.best.step
+    plain = why_not(load_case(EXAMPLES / 'tiles.yaml', [*words, 'plan.tiles=1', 'plan.copies=1']), ['tiles', 'copies'])
+    assert f'To have the best: --set {best[0]} --set {best[1]}' in str(plain)
 
 
 def test_what_loses_says_by_what_and_what_is_idle_why(answer):

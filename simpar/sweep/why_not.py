@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import html
+import json
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -35,6 +37,8 @@ _HIDES: Final = 'ideal overlap'
 _WORDS: Final = {row['name']: row['loses'] for row in predict.ROWS}
 """What an effect takes, in words; by the names of ``predict.EFFECTS``."""
 Changes = Mapping[str, Any]
+Chosen = frozenset[tuple[str, int]]
+"""A set of overlaps: the name of each, and which of its ways to have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +165,16 @@ class WhyNot:
         """How far to trust the best."""
         how = 'all sets of these' if self.complete else 'the best is one that no single switch makes better'
         out = (f'Not here: {"; ".join(self.left_out)}.',) if self.left_out else ()
-        return (f'{self.tried} sets predicted: {how}.', *out)
+        return (f'{self.tried} sets predicted: {how}.', *self._to_have, *out)
+
+    @property
+    def _to_have(self) -> tuple[str, ...]:
+        """What the best set changes in the plan, as flags."""
+        if self.case is None or not self.case.schedule.against:
+            return ()
+        values = {key: self.case.schedule.value(key) for key in self.case.schedule.against}
+        flags = (f'{key}={value if isinstance(value, str) else json.dumps(value)}' for key, value in values.items())
+        return (f'To have the best: {" ".join(f"--set {shlex.quote(flag)}" for flag in flags)}',)
 
     def render(self, *, colour: bool | None = None) -> str:
         """The answer as text."""
@@ -227,10 +240,10 @@ class _Question:
         self.names = (stack.name, stack.extends) if stack else (profiles.NONE,)
         self.left_out: list[str] = []
         self.switches = {one.name: one for one in self._offered(case, only)}
-        self.on: dict[str, Changes] = {}
+        self.alone: dict[str, int] = {}
         self.off = _joined([one.off for one in self.switches.values()])
         self.none = _changed(self.asked, self.off)
-        self.sets: dict[frozenset[str], Outcome] = {}
+        self.sets: dict[Chosen, Outcome] = {}
 
     def _offered(self, case: Case, only: Collection[str]) -> Iterator[Overlap]:
         """Those of its framework, and those that the file itself sets, where the plan has what they need."""
@@ -251,13 +264,13 @@ class _Question:
     def answer(self) -> WhyNot:
         written = self._row((), self._outcome(self.asked, {}), {})
         for name, one in self.switches.items():
-            ways = [(self._outcome(self.none, way), way) for way in one.on]
-            outcome, self.on[name] = min(ways, key=lambda found: _rank(found[0]))
-            self.sets[frozenset({name})] = outcome
+            ways = range(len(one.on))
+            self.alone[name] = min(ways, key=lambda way: _rank(self._of(frozenset({(name, way)}))))
         idle = {name: why for name in self.switches if (why := self._idle(name))}
         names = [name for name in self.switches if name not in idle]
         best, complete = self._best(names)
-        shown = [frozenset[str](), *map(frozenset, zip(names, strict=True)), frozenset(names), best]
+        every = dict(self._alone(names)) | dict(best)
+        shown = [Chosen(), *(self._alone([name]) for name in names), Chosen(every.items()), best]
         rows = [self._with_tax(chosen) for chosen in dict.fromkeys(shown)]
         first = rows[[*dict.fromkeys(shown)].index(best)]
         fits = first.step is not None and not first.reason
@@ -274,30 +287,51 @@ class _Question:
             case=self._against_written(best) if fits else None,
         )
 
-    def _best(self, names: list[str]) -> tuple[frozenset[str], bool]:
-        """The fastest set that fits, and whether all were tried."""
+    def _alone(self, names: Collection[str]) -> Chosen:
+        """These overlaps, each the way that is best alone."""
+        return frozenset((name, self.alone[name]) for name in names)
+
+    def _best(self, names: list[str]) -> tuple[Chosen, bool]:
+        """The fastest set that fits, and whether all were tried; beside others another way may be better than alone."""
         complete = 2 ** len(names) <= MOST_SETS
         sizes = range(len(names) + 1) if complete else (0, 1, len(names))
-        for size in sizes:
-            for some in combinations(names, size):
-                self._of(frozenset(some))
-        best = min(self.sets, key=lambda chosen: (_rank(self.sets[chosen]), len(chosen)))
-        while not complete:
-            beside = [best ^ {name} for name in names]
-            for chosen in beside:
-                self._of(chosen)
-            better = min(beside, key=lambda chosen: _rank(self.sets[chosen]))
-            if _rank(self.sets[better]) >= _rank(self.sets[best]):
-                break
+        written = {
+            (name, way) for name in names for way, on in enumerate(self.switches[name].on) if self._is_written(on)
+        }
+        tried = [self._alone(some) for size in sizes for some in combinations(names, size)]
+        best = min((*tried, Chosen(dict(written).items())), key=lambda chosen: (_rank(self._of(chosen)), len(chosen)))
+        while True:
+            beside = [*self._switched(best, names), *self._other_ways(best)]
+            better = min(beside, key=lambda chosen: _rank(self._of(chosen)), default=best)
+            if _rank(self._of(better)) >= _rank(self._of(best)):
+                return best, complete
             best = better
-        return best, complete
+
+    def _is_written(self, changes: Changes) -> bool:
+        """Whether the plan has this already; of lists, with whatever else."""
+        values = [(self.asked.value(key), value) for key, value in changes.items()]
+        return all(set(new) <= set(old) if isinstance(old, list | tuple) else new == old for old, new in values)
+
+    def _switched(self, chosen: Chosen, names: list[str]) -> list[Chosen]:
+        """With one overlap more, or less."""
+        held = dict(chosen)
+        return [chosen - {(name, held[name])} if name in held else chosen | self._alone([name]) for name in names]
+
+    def _other_ways(self, chosen: Chosen) -> list[Chosen]:
+        """With one of its overlaps another way."""
+        return [
+            chosen - {(name, held)} | {(name, way)}
+            for name, held in chosen
+            for way in range(len(self.switches[name].on))
+            if way != held
+        ]
 
     def _idle(self, name: str) -> str:
         """Why an overlap changes nothing in this plan; empty where it does."""
-        everything = frozenset(self.switches)
+        everything, alone = self._alone(self.switches), self._alone([name])
         try:
             # Some have an effect only beside others, as delayed gradients of weights have beside pairs.
-            sides = ((self.none, {name}), (self._schedule(everything - {name}), everything))
+            sides = ((self.none, alone), (self._schedule(everything - alone), everything))
             for without, chosen in sides:
                 bare, other = (case_of(one, session=self.session) for one in (without, self._schedule(chosen)))
                 if bare.program.hash != other.program.hash:
@@ -305,20 +339,24 @@ class _Question:
         except errors.SimparError:
             return ''
         found = {one.key: one.why for one in other.without_effect()}
-        told = next((found[key] for key in self.on[name] if key in found), 'the program is the same without it')
+        told = next(
+            (found[key] for key in self.switches[name].off if key in found), 'the program is the same without it'
+        )
         return f'as {told}'
 
-    def _verdict(self, name: str, best: frozenset[str]) -> Verdict:
+    def _verdict(self, name: str, best: Chosen) -> Verdict:
         """What an overlap does to the best set; of those that are not in it, why it loses."""
-        outcomes = self._of(best | {name}), self._of(best - {name})
-        inside = name in best
+        inside = name in dict(best)
+        (other,) = self._switched(best, [name])
+        more, less = (best, other) if inside else (other, best)
+        outcomes = self._of(more), self._of(less)
         refused = outcomes[inside]
         # Where the best set does not fit either, the seconds tell more than that.
         if refused.figures is None or (refused.reason and not inside and not self._of(best).reason):
             return Verdict(
                 overlap=name, in_best=inside, gain=None, why=f'{"without it: " if inside else ""}{refused.reason}'
             )
-        within, without = self._schedule(best | {name}), self._schedule(best - {name})
+        within, without = self._schedule(more), self._schedule(less)
         if within == without:
             return Verdict(overlap=name, in_best=inside, gain=0.0, why='the best set has it another way')
         gain, explanation = self._explained(within, without)
@@ -326,14 +364,13 @@ class _Question:
         return Verdict(overlap=name, in_best=inside, gain=gain, why=needed + in_words(explanation, gain))
 
     def _explained(self, within: Schedule, without: Schedule) -> tuple[float, tuple[predict.Contribution, ...]]:
-        keys = {key for changes in (self.off, *self.on.values()) for key in changes}
-        against = {key: value for key in keys if (value := without.value(key)) != within.value(key)}
+        against = {key: value for key in self.off if (value := without.value(key)) != within.value(key)}
         found = case_of(replace(within, against=against), session=self.session).predict(tell=False)
         return found.gain or 0.0, found.explanation
 
-    def _with_tax(self, chosen: frozenset[str]) -> Tried:
+    def _with_tax(self, chosen: Chosen) -> Tried:
         outcome = self._of(chosen)
-        row = self._row(tuple(name for name in self.switches if name in chosen), outcome, self._changes(chosen))
+        row = self._row(tuple(name for name in self.switches if name in dict(chosen)), outcome, self._changes(chosen))
         if not chosen or outcome.figures is None:
             return row
         _, explanation = self._explained(self._schedule(chosen), self.none)
@@ -350,7 +387,7 @@ class _Question:
             reason=outcome.reason,
         )
 
-    def _of(self, chosen: frozenset[str]) -> Outcome:
+    def _of(self, chosen: Chosen) -> Outcome:
         if chosen not in self.sets:
             self.sets[chosen] = self._outcome(self.asked, self._changes(chosen))
         return self.sets[chosen]
@@ -362,13 +399,14 @@ class _Question:
         except errors.ScheduleError as wrong:
             return infeasible(wrong)
 
-    def _changes(self, chosen: frozenset[str]) -> Changes:
-        return _joined([self.off, *(self.on[name] for name in self.switches if name in chosen)])
+    def _changes(self, chosen: Chosen) -> Changes:
+        held = dict(chosen)
+        return _joined([self.off, *(one.on[held[name]] for name, one in self.switches.items() if name in held)])
 
-    def _schedule(self, chosen: frozenset[str] | set[str]) -> Schedule:
-        return _changed(self.asked, self._changes(frozenset(chosen)))
+    def _schedule(self, chosen: Chosen) -> Schedule:
+        return _changed(self.asked, self._changes(chosen))
 
-    def _against_written(self, chosen: frozenset[str]) -> Case:
+    def _against_written(self, chosen: Chosen) -> Case:
         mine = self._schedule(chosen)
         against = {key: value for key in self._changes(chosen) if (value := self.asked.value(key)) != mine.value(key)}
         return case_of(replace(mine, against=against), session=self.session)
