@@ -1,7 +1,7 @@
 # make demo           install into .venv and predict the multi-copy tutorial, with its plot and trace
 # make test           install into .venv-test (with torch) and run the whole suite
 # make check          the linter, its formatter, and types
-# make test-install   simpar alone, at the lowest and the newest versions: the README, every example, an import (2 minutes)
+# make test-install   simpar alone, at the lowest and the newest versions: the README, examples, an import (2 minutes)
 # make docs           build the docs site into out/site, strictly: links, anchors, pages that the navigation lacks
 # make field          import the recorded settings of public files, and print how many come in clean, by launcher
 # make notebooks      execute the notebooks by Jupyter and keep their outputs
@@ -28,10 +28,14 @@ test: .venv-test/installed
 # As many as there are cores, but no more than four: each holds torch and the compiled engines.
 PROCESSES ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); [ $$cores -gt 4 ] && cores=4; [ $$cores -lt 2 ] && cores=2; echo $$cores)
 
-test-others:
+# Before several processes need it at once, each of which would compile the engine for 20 seconds.
+warm: .venv-test/installed
+	.venv-test/bin/simpar warmup
+
+test-others: warm
 	.venv-test/bin/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -m 'not alone and not waits'
 
-test-waits:
+test-waits: warm
 	.venv-test/bin/python -m pytest --quiet --no-header -m waits
 
 test-alone:

@@ -6,21 +6,15 @@ python -m tests.code_lines --since REV  what a change takes out and puts in, by 
 
 import argparse
 import ast
-import io
 import statistics
 import subprocess
 import sys
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parent.parent
 PRODUCT: Final = ('simpar', 'executor')
-NO_CODE: Final = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
-    *(tokenize.ENCODING, tokenize.ENDMARKER),
-}
 LINES_AT_MOST, FUNCTION_AT_MOST = 800, 80
 
 
@@ -42,28 +36,24 @@ class File(NamedTuple):
 
 def file_of(path: str, text: str) -> File:
     """Read one file's text."""
-    tree = ast.parse(text)
-    strings = {
-        number
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for number in _span(node)
-    }
-    code = {
-        number
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in NO_CODE
-        for number in range(token.start[0], token.end[0] + 1)
-    }
-    imports = {
-        number for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) for number in _span(node)
-    }
-    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    lengths = tuple((node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in functions)
-    return File(path, text.count('\n'), frozenset(code - strings), frozenset(imports), lengths)
+    code = {number for number, line in enumerate(text.split('\n'), 1) if line.strip() and line.lstrip()[0] != '#'}
+    strings: set[int] = set()
+    imports: set[int] = set()
+    functions = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            strings.update(_span(node))
+        elif isinstance(node, (ast.Constant, ast.JoinedStr)) and node.end_lineno != node.lineno:
+            # In a string, an empty line or one with # is of its token.
+            code.update(_span(node))
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            imports.update(_span(node))
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            functions.append((node.name, len(_span(node))))
+    return File(path, text.count('\n'), frozenset(code - strings), frozenset(imports), tuple(functions))
 
 
-def _span(node: ast.stmt) -> range:
+def _span(node: ast.stmt | ast.expr) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 

@@ -1,9 +1,11 @@
-"""Install simpar alone, without torch and extras, into fresh environments; run the README, every example, an import.
+"""Install simpar alone, without torch and extras, into fresh environments; run the README, examples, an import.
 
     make test-install
+    make prove NAME=install
 
 Two environments at once: the oldest Python with the lowest versions that pyproject.toml allows, and the newest Python
-with the newest. Warnings of Python are errors. Commands are processes of their own; one runs all examples.
+with the newest. Warnings of Python are errors. Commands are processes of their own; one runs the examples. Each example
+runs in one of the two environments, or with the word ``every`` in both.
 Interpreters that the machine lacks are told, with where they were sought.
 """
 
@@ -29,7 +31,8 @@ EXAMPLES = """
 import sys
 from pathlib import Path
 from simpar.cli import main
-wrong = [path.name for path in sorted(Path('examples').glob('*.yaml')) if main(['run', str(path)])]
+first, step = map(int, sys.argv[1:])
+wrong = [path.name for path in sorted(Path('examples').glob('*.yaml'))[first::step] if main(['run', str(path)])]
 sys.exit(', '.join(wrong) or 0)
 """
 SECONDS = 900
@@ -50,12 +53,14 @@ class Environment:
         python: the interpreter.
         pins: versions that pip must take; empty: the newest.
         folder: where the environment is made.
+        examples: the first that it runs, and how many further each next one is.
     """
 
     name: str
     python: str
     pins: tuple[str, ...]
     folder: Path
+    examples: tuple[int, int]
 
     @property
     def own(self) -> Path:
@@ -98,7 +103,7 @@ def interpreter(minor: int) -> str:
     return ''
 
 
-def commands() -> Iterator[tuple[str, list[str]]]:
+def commands(examples: Sequence[int]) -> Iterator[tuple[str, list[str]]]:
     """What is run, by name: arguments of Python."""
     readme = (ROOT / 'README.md').read_text(encoding='utf-8')
     shown = re.findall(r'^ {4}(?:\.venv/bin/)?(simpar .+?)(?:\s+#.*)?$', readme, re.MULTILINE)
@@ -109,7 +114,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     for number, block in enumerate(re.findall(r'(?:^ {4}.*\n)+', readme, re.MULTILINE)):
         if 'import simpar' in block and 'executor' not in block:
             yield f'README: block {number}', ['-c', re.sub(r'^ {4}', '', block, flags=re.MULTILINE)]
-    yield 'examples', ['-c', EXAMPLES]
+    yield 'examples', ['-c', EXAMPLES, *map(str, examples)]
     yield 'import', ['-m', 'simpar', 'import', LAUNCH_FILE, '--cluster', 'h100-sxm-8']
     yield 'imported', ['-m', 'simpar', 'run', 'imported.yaml']
 
@@ -126,7 +131,7 @@ def check(environment: Environment) -> list[str]:
     (environment.folder / 'out').mkdir()
     problems, count = [], 0
     own = 'import importlib.util as u, numba, simpar; assert u.find_spec("torch") is None; print(simpar.__file__)'
-    for name, arguments in [('no torch, and numba', ['-c', own]), *commands()]:
+    for name, arguments in [('no torch, and numba', ['-c', own]), *commands(environment.examples)]:
         done = run([str(environment.own), '-W', 'error', *_OF_OTHERS, *arguments], environment.folder)
         count += 1
         if name == 'import':
@@ -142,16 +147,20 @@ def check(environment: Environment) -> list[str]:
     return problems
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Check all environments; returns the exit code."""
+    parts = [(0, 1), (0, 1)] if 'every' in words else [(0, 2), (1, 2)]
     known = {minor: interpreter(minor) for minor in MINORS}
     for minor, path in known.items():
         if not path:
             print(f'Python 3.{minor} is not checked: no python3.{minor} on the path or in ~/.pyenv/versions')
     there = [minor for minor, path in known.items() if path]
     with tempfile.TemporaryDirectory(prefix='simpar-install-') as folder:
-        lowest = Environment(f'Python 3.{there[0]}, lowest', known[there[0]], lowest_pins(), Path(folder) / 'lowest')
-        newest = Environment(f'Python 3.{there[-1]}, newest', known[there[-1]], (), Path(folder) / 'newest')
+        of = zip(('lowest', 'newest'), (there[0], there[-1]), (lowest_pins(), ()), parts, strict=True)
+        lowest, newest = (
+            Environment(f'Python 3.{minor}, {name}', known[minor], pins, Path(folder) / name, examples)
+            for name, minor, pins, examples in of
+        )
         print(f'lowest: {" ".join(lowest.pins)}', flush=True)
         with ThreadPoolExecutor(2) as pool:
             problems = [one for found in pool.map(check, [lowest, newest]) for one in found]
@@ -162,4 +171,4 @@ def main() -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -148,9 +148,9 @@ def agent(hosts):
     """What MPI starts its daemons by, in place of ssh: HOST COMMAND..."""
     cases = ' '.join(f'node{host}) pid={hosts.process(host)};;' for host in range(hosts.count))
     path = hosts.folder / 'agent'
+    # Where a host is dead, it ends as ssh does.
     path.write_text(
         f'#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nhost=$1; shift\ncase $host in {cases} esac\n'
-        # As ssh does where a host is dead.
         f'[ -e {hosts.folder}/dead-$host ] && exit 255\n'
         f'exec nsenter -t $pid --net --uts --mount --wd={os.getcwd()} -- /bin/bash -c "$*"\n'
     )

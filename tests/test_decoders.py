@@ -98,7 +98,7 @@ def test_parts_of_heads_are_split_by_sequence_and_by_groups(strategies):
 
 @pytest.mark.torch
 @pytest.mark.parametrize('search', ['double-recursive', 'sharding-propagation', 'exact'])
-@pytest.mark.parametrize('model', ['qwen', 'gemma', 'phi'])
+@pytest.mark.parametrize('model', some(['qwen', 'gemma', 'phi'], 2))
 def test_a_searched_decoder_trains_as_the_unsharded_one(model, search):
     chosen = workload(replace(MODELS[model], layers=1))
     given = {'layer0.fc1': ((2, 1, 1), (1, 2))} if search == 'sharding-propagation' else {}

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from every import some
 from tables import load_table
 
 from simpar.cli import main
@@ -45,7 +46,7 @@ def test_copies_gain_less_where_sums_take_the_vector_cores_of_what_runs_beside_t
         assert slowed[1][effect] == slowed[0][effect]
 
 
-@pytest.mark.parametrize('name', profile_names())
+@pytest.mark.parametrize('name', some(profile_names()))
 def test_in_the_default_mode_kernels_run_as_slow_down_says_to_the_bit(name):
     profile = load_profile(name)
     devices = min(8, profile.devices)

@@ -1,6 +1,6 @@
 """What practitioners reported (measured_steps/field): how far predictions may lie from it, and which way plans differ.
 
-All 50 rows take about 20 CPU seconds. `python -m tests.field_page --write` writes them into docs/proofs/field.md.
+`python -m tests.field_page --write` writes them into docs/proofs/field.md; `make prove NAME=every` holds all 50.
 """
 
 import dataclasses
@@ -8,6 +8,7 @@ import json
 import statistics
 
 import pytest
+from every import EVERY
 from field_page import APART, FOLDER, predicted, signs
 
 from simpar.memory.memory import ABOVE, TOLD
@@ -17,6 +18,8 @@ MEDIAN = 0.09
 """Of the absolute errors of rows with all settings, at most."""
 WRONG = 2
 """Pairs whose sign may be wrong, of 22."""
+LONG = set() if EVERY == 1 else {f'fp8b-{split}' for split in ('pp4tp2', 'pp4dp2', 'pp2tp4', 'pp2dp2tp2', 'tp8')}
+"""Splits of one model beside two others of it: up to 512 micro-batches, which take as long as all other rows."""
 MAYBE = {'lf-5977-oom': 'it lacks less than what allocators differ by'}
 """Rows that ran out of memory, and that are told to be possible ones alone: why."""
 
@@ -28,14 +31,15 @@ def told():
 
 @pytest.fixture(scope='module')
 def rows(told):
-    return {name: predicted(name, row) for name, row in told['rows'].items()}
+    return {name: predicted(name, row) for name, row in told['rows'].items() if name not in LONG}
 
 
-def test_the_set_is_whole(rows):
+def test_the_set_is_whole(told):
+    rows = told['rows'].values()
     assert len(rows) == 50
-    assert sum(row.error is not None for row in rows.values()) == 41
-    assert sum(row.settings == 'full' for row in rows.values()) == 31
-    assert sum(row.ran_out for row in rows.values()) == 4
+    assert sum(row['measured_step'] is not None for row in rows) == 41
+    assert sum(row['settings'] == 'full' for row in rows) == 31
+    assert sum(row['oom'] for row in rows) == 4
 
 
 def test_rows_with_all_settings_are_within_12_percent_in_the_median(rows):
@@ -44,9 +48,10 @@ def test_rows_with_all_settings_are_within_12_percent_in_the_median(rows):
 
 
 def test_the_faster_plan_of_a_pair_is_told_in_18_of_22(rows, told):
-    pairs = signs(rows, told['pairs'])
+    known = [pair for pair in told['pairs'] if LONG.isdisjoint(pair)]
+    pairs = signs(rows, known)
     assert all(abs(measured) >= APART for _, measured, _, _ in pairs)
-    assert len(pairs) == 22
+    assert len(pairs) == 22 - (len(told['pairs']) - len(known))
     assert sum(not right for *_, right in pairs) <= WRONG, [words for words, _, _, right in pairs if not right]
 
 
@@ -65,7 +70,7 @@ def test_nothing_that_ran_is_called_too_large(rows):
 def test_no_predicted_peak_is_further_above_a_reported_one_than_the_verdict_allows(rows):
     """So a plan is called too large only where no reported run would be."""
     above = {row.name: row.peak_error for row in rows.values() if row.peak_error is not None}
-    assert len(above) >= 20
+    assert len(above) >= 20 - len(LONG)
     assert ABOVE - 0.01 <= max(above.values()) <= ABOVE + 0.005
     told = [error for name, error in above.items() if load_stack(rows[name].stack).memory]
     assert TOLD - 0.01 <= max(told) <= TOLD

@@ -1,8 +1,10 @@
 """Muon: trained as an independent reference to 1e-10 over every way to shard, and its ops, bytes and price."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
+from every import some
 from trains import trains
 
 from simpar.cost.compute import DeviceCompute
@@ -45,8 +47,7 @@ PLANS = {
 TENSOR_DATA = PLANS['tensor 2, data 2, zero 3']
 
 
-@pytest.mark.parametrize('workload', [MLP, GPT], ids=['chain', 'transformer'])
-@pytest.mark.parametrize('plan', PLANS)
+@pytest.mark.parametrize(('workload', 'plan'), some(product((MLP, GPT), PLANS), 2))
 def test_a_plan_trains_as_the_reference_does(workload, plan):
     plan, world = PLANS[plan]
     trains(workload, plan, world)

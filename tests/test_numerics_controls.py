@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from every import some
 from plain_cases import MLP as FP64_MLP
 from sabotage import change_ops, drop_sum, skip
 
@@ -41,13 +42,13 @@ def test_the_right_program_passes(workload, plan):
     assert check(lower(workload, plan, 4), workload, plan).worst.error <= 1e-10
 
 
-@pytest.mark.parametrize(('workload', 'plan', 'name'), SUMS, ids=[name for *_, name in SUMS])
+@pytest.mark.parametrize(('workload', 'plan', 'name'), some(SUMS))
 def test_every_all_reduce_is_missed_when_dropped(workload, plan, name):
     with pytest.raises(NumericsWrong):
         check(drop_sum(lower(workload, plan, 4), name), workload, plan)
 
 
-@pytest.mark.parametrize(('workload', 'plan', 'name'), WEIGHTS, ids=[name for *_, name in WEIGHTS])
+@pytest.mark.parametrize(('workload', 'plan', 'name'), some(WEIGHTS))
 def test_every_weight_gradient_of_one_copy_is_missed_when_skipped(workload, plan, name):
     with pytest.raises(NumericsWrong, match=re.escape('d:' + name.split('.')[0])):
         check(skip(lower(workload, plan, 4), name, copy=1), workload, plan)

@@ -4,7 +4,7 @@ import json
 from collections import Counter, defaultdict, deque
 
 import pytest
-from every import draws
+from every import draws, some
 from golden_shapes import FOLDER, SHIPPED
 from hypothesis import given, reject
 from hypothesis import strategies as st
@@ -130,7 +130,7 @@ def test_activations_stay_within_the_bound_of_the_order(drawn):
 
 
 @pytest.mark.parametrize('name', MOST_LIVE)
-@pytest.mark.parametrize('ranks', [1, 2, 4, 5])
+@pytest.mark.parametrize('ranks', some([1, 2, 4, 5]))
 def test_the_bound_is_reached_with_many_micro_batches(name, ranks):
     order = named_order(name, ranks, 4 * ranks)
     chunks = order.stages // ranks
@@ -349,7 +349,7 @@ def test_stage_order(name):
             assert ours.index(('B', stage, micro_batch)) < ours.index((kind, stage, micro_batch))
 
 
-@pytest.mark.parametrize('name', stage_orders(SHIPPED))
+@pytest.mark.parametrize('name', some(stage_orders(SHIPPED), 2))
 def test_weight_gradients_stand_where_they_are_recorded(name):
     recorded = Recorded(stage_orders(SHIPPED)[name])
     assert recorded.ours() == recorded.tasks

@@ -1,6 +1,7 @@
 """Answers come soon, refusals too, and sliders follow while one drags."""
 
 import json
+import math
 import os
 import resource
 import subprocess
@@ -28,20 +29,28 @@ def test_a_slider_follows_within_half_a_second_for_64_gpus():
     assert min(seconds) < 0.5
 
 
-def cpu_seconds(*words):
-    """Of the command line in a process of its own, the best of three."""
-    found = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, '-m', 'simpar', *words], check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(found)
+def cpu_seconds(*words, **environment):
+    """Of the command line in a process of its own."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command, variables = [sys.executable, '-m', 'simpar', *words], {**os.environ, **environment}
+    subprocess.run(command, env=variables, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def best(times, enough, measure):
+    """The least that is measured in so many times; none follows one that is enough."""
+    least = math.inf
+    for _ in range(times):
+        least = min(least, measure())
+        if least <= enough:
+            break
+    return least
 
 
 def test_answers_come_soon():
-    assert cpu_seconds('--help') <= 0.3 * SLACK
-    assert cpu_seconds('run', str(EXAMPLES / 'multi_copy.yaml')) <= 1.5 * SLACK
+    for seconds, words in ((0.3, ['--help']), (1.5, ['run', str(EXAMPLES / 'multi_copy.yaml')])):
+        assert best(3, seconds * SLACK, lambda words=words: cpu_seconds(*words)) <= seconds * SLACK
 
 
 def test_what_is_over_the_limit_is_refused_in_one_line_before_it_is_built(capsys):
@@ -73,33 +82,24 @@ ENGINE_SLACK = 2.0
 RUNS = 2
 
 
-def pipeline_seconds(directory, data):
-    """CPU seconds of ``simpar run`` in a process of its own."""
-    wider = [f'cluster.nodes={4 * data}', f'plan.data={data}', f'workload.batch={64 * data}']
-    options = [word for value in wider for word in ('--set', value)]
-    environment = {**os.environ, 'PYTHONPYCACHEPREFIX': str(directory), 'PYTHONDONTWRITEBYTECODE': ''}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, '-m', 'simpar', 'run', str(EXAMPLE), *options]
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 @pytest.fixture(scope='module')
-def seconds(tmp_path_factory):
-    """The least CPU seconds by number of GPUs, run in turns, once all modules are compiled."""
-    compiled = tmp_path_factory.mktemp('compiled')
-    pipeline_seconds(compiled, 2)
-    turns = [(pipeline_seconds(compiled, 2), pipeline_seconds(compiled, 32)) for _ in range(RUNS)]
-    return dict(zip((64, 1024), map(min, zip(*turns, strict=True)), strict=True))
+def pipeline(tmp_path_factory):
+    """What measures CPU seconds of ``simpar run`` in a process of its own, once all modules are compiled."""
+    compiled = {'PYTHONPYCACHEPREFIX': str(tmp_path_factory.mktemp('compiled')), 'PYTHONDONTWRITEBYTECODE': ''}
+
+    def measure(data):
+        wider = [f'cluster.nodes={4 * data}', f'plan.data={data}', f'workload.batch={64 * data}']
+        return cpu_seconds('run', str(EXAMPLE), *(word for value in wider for word in ('--set', value)), **compiled)
+
+    measure(2)
+    return measure
 
 
-def test_64_gpus_take_seconds(seconds):
-    assert seconds[64] < ENGINE_SLACK * TARGET
-
-
-def test_1024_gpus_take_no_longer(seconds):
-    assert seconds[1024] < seconds[64] + FOLDING, 'they behave as 4 do; the rest is folding them'
+def test_64_gpus_take_seconds_and_1024_no_longer(pipeline):
+    """1,024 behave as 64 do; the rest is folding them."""
+    few = min(pipeline(2) for _ in range(RUNS))
+    assert few < ENGINE_SLACK * TARGET
+    assert best(RUNS, few + FOLDING, lambda: pipeline(32)) < few + FOLDING
 
 
 # What lowering costs: GPT-3 on 1,024 GPUs, whose 16 roles have 734,702 slots, in a process of its own
@@ -129,17 +129,15 @@ print(json.dumps([len(program.roles), sum(map(len, program.roles)), seconds, mem
 """
 
 
-@pytest.fixture(scope='module')
-def lowered():
-    """Of each run: roles, slots, CPU seconds, megabytes."""
-    command = [sys.executable, '-c', SCRIPT]
-    return [json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout) for _ in range(LOWER_RUNS)]
+def test_lowering_takes_half_a_second_and_little_memory():
+    """With every slot there."""
+    found = []
 
+    def measure():
+        done = subprocess.run([sys.executable, '-c', SCRIPT], check=True, stdout=subprocess.PIPE)
+        found.append(json.loads(done.stdout))
+        return found[-1][2]
 
-def test_every_slot_is_there(lowered):
-    assert {(roles, slots) for roles, slots, *_ in lowered} == {(16, 734_702)}
-
-
-def test_it_takes_half_a_second_and_little_memory(lowered):
-    assert min(seconds for *_, seconds, _ in lowered) < LOWER_SLACK * SECONDS
-    assert max(memory for *_, memory in lowered) < MEGABYTES
+    assert best(LOWER_RUNS, LOWER_SLACK * SECONDS, measure) <= LOWER_SLACK * SECONDS
+    assert {(roles, slots) for roles, slots, *_ in found} == {(16, 734_702)}
+    assert max(memory for *_, memory in found) < MEGABYTES

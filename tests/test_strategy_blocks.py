@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from every import some
 
 from simpar.hardware import Cluster
 from simpar.model.library.blocks import block_network
@@ -93,7 +94,7 @@ def test_a_line_is_what_is_found(block: Block) -> None:
     assert row(block) in DOCUMENT.read_text(encoding='utf-8')
 
 
-@pytest.mark.parametrize('line', rows(), ids=lambda line: f'{line[0]} on {line[1]}')
+@pytest.mark.parametrize('line', some(rows(), 4), ids=lambda line: f'{line[0]} on {line[1]}')
 def test_neither_objective_is_worse_than_any_other_way(line: list[str]) -> None:
     cells = [re.sub(r' \([^)]*\)', '', cell) for cell in line[2:7] if cell != 'none divides']
     sent, steps = zip(*(map(float, cell.split(', ')) for cell in cells), strict=True)

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from every import draws
+from every import draws, some
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -245,7 +245,7 @@ def test_a_network_of_a_workload():
 
 @pytest.mark.parametrize('compat', ['2.0', '2.10'])
 @pytest.mark.parametrize('layers', [1, 2])
-@pytest.mark.parametrize('block', recorded_blocks(), ids=str)
+@pytest.mark.parametrize('block', some(recorded_blocks()), ids=str)
 def test_blocks_as_layers_are_cut_as_the_compiler_cut_them(block, layers, compat):
     """Its choices for the operators are recorded (tests/test_strategy_search_golden.py); here weights are [out, in]."""
     sizes = (block.sequence, block.hidden, block.heads, block.ffn, layers)

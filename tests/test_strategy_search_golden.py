@@ -5,6 +5,7 @@ from collections import Counter
 from math import prod
 
 import pytest
+from every import some
 from golden_shapes import FOLDER, SHIPPED
 from mindspore_networks import NETWORKS, case_graph, fixed, tuples
 
@@ -72,9 +73,11 @@ def test_there_are_cases():
     assert FOLDER != SHIPPED or len(CASES) == 215
 
 
-@pytest.mark.parametrize('name', CASES)
-def test_strategies(name):
+@pytest.mark.parametrize('name', some(CASES, 2))
+def test_strategies_and_their_bytes(name):
     graph, choices = search(name)
+    if counted(CASES[name]):
+        compare_bytes(CASES[name], graph, choices)
     theirs = written(CASES[name])
     ours = chosen(graph, choices, {entry[0] for entry in theirs})
     if CASES[name]['case']['ctx'].get('pipeline_stages', 1) > 1:
@@ -116,15 +119,10 @@ def counted(case):
     return case.get('final_comm') and case['case']['net'] == 'MatMulChain' and plain
 
 
-COUNTED = [name for name in CASES if counted(CASES[name])]
-
-
-@pytest.mark.parametrize('name', COUNTED)
-def test_bytes_are_those_of_the_collectives_that_the_compiler_wrote(name):
+def compare_bytes(case, graph, choices):
     """Equal to the byte where nothing is redistributed; where it is, the compiler's sequence moves no less."""
-    graph, choices = search(name)
-    devices = CASES[name]['case']['device_num']
-    collectives = [entry for entry in CASES[name]['final_comm'] if entry['op'][0] != '_']
+    devices = case['case']['device_num']
+    collectives = [entry for entry in case['final_comm'] if entry['op'][0] != '_']
     theirs = sum(ring_bytes(entry, devices) for entry in collectives)
     ours = evaluate(graph, choices, devices).cost
     scalars = 64

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from every import draws
+from every import draws, some
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,7 +46,7 @@ def work(operator, tensors, output):
     return sum(tensors) if isinstance(operator.kind, Elementwise) else None
 
 
-@pytest.mark.parametrize('place', range(1, 27))
+@pytest.mark.parametrize('place', some(range(1, 27), 2))
 def test_slices_of_what_an_operator_reads_give_slices_of_what_it_writes(place):
     graph = transformer_blocks(4, 4, 8, 4, 16)
     operator = graph.operators[place]

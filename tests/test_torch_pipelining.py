@@ -2,8 +2,10 @@
 
 import random
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
+from every import some
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
@@ -100,8 +102,7 @@ def test_torch_does_the_actions_of_our_order(theirs, name):
         assert theirs[rank][name]['done'] == parts
 
 
-@pytest.mark.parametrize('copies', [1, 2])
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize(('name', 'copies'), some(product(CASES, (1, 2))))
 def test_losses_and_gradients_are_torchs(theirs, pool, name, copies):
     case = CASES[name]
     plan = Plan(pipeline=RANKS, micro_batches=MICRO_BATCHES, copies=copies)

@@ -56,8 +56,8 @@ FAMILIES = {
     'orders': (trained(every_order), range(10 * len(ORDERS)), min(EVERY, 10)),
     'graphs of operators': (trained(graph_case), range(120), EVERY),
     'strategies': (trained(combined_case), range(120), EVERY),
-    'tiles': (lambda seed: tuple(tiled_case(seed)[at] for at in (0, 1, 3)), range(72), min(EVERY, 6)),
-    'odd sizes': (lambda seed: (*(found := odd_case(seed))[0][:2], found[1]), ODD_SEEDS, min(EVERY, 3)),
+    'tiles': (lambda seed: tuple(tiled_case(seed)[at] for at in (0, 1, 3)), range(72), min(EVERY, 12)),
+    'odd sizes': (lambda seed: (*(found := odd_case(seed))[0][:2], found[1]), ODD_SEEDS, min(EVERY, 6)),
     'mixtures': (trained(mixture_case), range(8), 1),
     'newer': (trained(transformer_case), range(8), 1),
 }
