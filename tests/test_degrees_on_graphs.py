@@ -87,7 +87,7 @@ def with_strategies(network, **given):
 
 def test_graphs_of_users_train_by_degrees_on_any_number_of_ranks():
     every = list(product(MODELS, (1, 2, 3), (2, 3, 4, 5), (False, True), (1, 2), ('early', 'late'), (0, 1, 3)))
-    for name, data, tensor, sequence, copies, reduce, zero in random.Random(10).sample(every, 24):
+    for name, data, tensor, sequence, copies, reduce, zero in some(random.Random(10).sample(every, 24)):
         workload = workload_of(name)
         plan = Plan(data=data, tensor=tensor, sequence_parallel=sequence, copies=copies, reduce=reduce, zero=zero)
         report = check(lower(workload, plan, data * tensor), workload, plan)

@@ -12,7 +12,6 @@ from plain_costs import plain_costs
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
 from simpar.lower import lower
-from simpar.metrics import metrics
 from simpar.pipeline import ORDERS, StageTimes, named_order, peak_live, step_time
 from simpar.pipeline.clock import Recurrence, run
 from simpar.plans import Plan
@@ -211,7 +210,6 @@ def test_times_that_cannot_be_are_refused(forward, communication, what):
 
 EQUAL = {'F': 1, 'I': 1, 'W': 1}
 UNEQUAL = {'F': 2, 'I': 3, 'W': 1}
-SECONDS = [EQUAL, UNEQUAL, {'F': 3, 'I': 2, 'W': 2}]
 
 
 def costs(program, seconds, way=0.0):
@@ -255,18 +253,6 @@ def test_every_rank_ends_when_its_order_says(name, receive):
         for rank in range(p):
             assert trace.times_of(rank).end_KS.max(axis=1).tolist() == [end[rank, step] for step in range(3)]
     assert met >= 2
-
-
-@pytest.mark.parametrize('name', ['interleaved-1f1b', 'looped-bfs'])
-@pytest.mark.parametrize('v', [2, 3])
-def test_cold_bubble_of_interleaved_orders_is_a_vth(name, v):
-    """(p − 1)(T_F + T_B) / v of the work of a rank's v stages together."""
-    for p, m in ((2, 2), (2, 4), (3, 6), (4, 4)):
-        for t in SECONDS:
-            trace = simulated(pipeline(name, p, m, v), t)
-            of_a_rank = v * sum(t.values())
-            assert trace.cold_step == m * of_a_rank + (p - 1) * of_a_rank / v
-            assert {rank.bubble for rank in metrics(trace).cold.ranks} == {(p - 1) * of_a_rank / v}
 
 
 def test_copies_shorten_gpipes_bubble_as_more_micro_batches_would():
