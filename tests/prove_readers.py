@@ -32,7 +32,9 @@ from readers import READERS, Seed, case, put, seeds
 SECONDS: Final = 10
 """Of the processor, after which a case is stopped; a busy machine makes none slower."""
 STANDS: Final = 120
-"""Seconds of the clock, after which a process that says nothing stands still."""
+"""Seconds of the clock, in which a process that says nothing and computes nothing stands still."""
+LEAST: Final = 0.1
+"""CPU seconds that a process that waits for a processor has meanwhile."""
 SPACE: Final = 2 * 2**30
 """Bytes of address space that a case may take beyond what its process has after all imports."""
 GROWS: Final = 256 * 2**20
@@ -104,10 +106,19 @@ def _chunk(known: dict[str, list[Seed]], seed: int, numbers: range, names: list[
         process = multiprocessing.get_context('fork').Process(target=_work, args=(there, known, seed, left, names))
         process.start()
         there.close()
+        begun = last = 0.0
         try:
-            while len(found) < len(numbers) and here.poll(STANDS):
-                found.append(Found(*here.recv()))
-                _tell(found[-1])
+            while len(found) < len(numbers):
+                if here.poll(STANDS):
+                    found.append(Found(*here.recv()))
+                    _tell(found[-1])
+                    begun = last = _spent(process.pid)
+                    continue
+                # On a busy machine little is computed, but something.
+                now = _spent(process.pid)
+                if now - last < LEAST or now - begun > 6 * SECONDS:
+                    break
+                last = now
         except EOFError:
             pass
         if len(found) < len(numbers):
@@ -120,6 +131,12 @@ def _chunk(known: dict[str, list[Seed]], seed: int, numbers: range, names: list[
             _tell(found[-1])
         process.join()
     return found
+
+
+def _spent(process: int | None) -> float:
+    """CPU seconds of a process."""
+    words = Path(f'/proc/{process}/stat').read_text(encoding='utf-8').rpartition(')')[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf('SC_CLK_TCK')
 
 
 def _tell(one: Found) -> None:

@@ -216,6 +216,7 @@ def test_ranks_of_a_recording_stand_side_by_side_on_one_clock(tmp_path: Path) ->
     page = (tmp_path / 'new' / 'ranks.html').read_text(encoding='utf-8')
     assert not re.search(r'(src|href)=|https?://|@import', page)
     assert 'Rank 1 makes the others wait' in page
+    assert re.findall('<tr><td>(.*?)</td>', page) == ['0', '1', '2']
     found = json.loads(re.search(r'application/json">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
     (side,) = found['sides']
     ends = []

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
@@ -147,8 +148,11 @@ def _op(name: str, kind: int, told: str) -> tuple[str, str, str]:
 
 def _table(found: Mapping[int, Figures]) -> str:
     heads = ''.join(f'<th>{head}</th>' for head in ('rank', *_HEADS))
-    rows = (
-        f'<tr><td>{rank}</td>{"".join(f"<td>{format_time(getattr(one, head))}</td>" for head in _HEADS)}</tr>'
-        for rank, one in found.items()
-    )
+    cells = {
+        rank: ''.join(f'<td>{format_time(getattr(one, head))}</td>' for head in _HEADS) for rank, one in found.items()
+    }
+    # Neighbours with equal figures are one row: of a prediction most are.
+    order = {rank: rank - at for at, rank in enumerate(found)}
+    alike = (list(ranks) for _, ranks in groupby(found, key=lambda rank: (cells[rank], order[rank])))
+    rows = (f'<tr><td>{" to ".join(map(str, sorted({one[0], one[-1]})))}</td>{cells[one[0]]}</tr>' for one in alike)
     return f'<table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
