@@ -413,10 +413,16 @@ def test_events_come_alike_in_batches_of_any_size(put, monkeypatch: pytest.Monke
         assert len(trace.host) == 40
 
 
-@pytest.mark.parametrize('kind', [None, 'slow_rank', 'slow_link', 'loading', 'samples'])
-def test_what_was_made_slow_is_named_with_its_ranks(kind: str | None, tmp_path: Path) -> None:
+GRID, LINE = Plan(tensor=2, data=2), Plan(pipeline=4, micro_batches=8)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'plan'),
+    [*((kind, GRID) for kind in (None, 'slow_rank', 'slow_link', 'loading', 'samples')), ('slow_host', LINE)],
+)
+def test_what_was_made_slow_is_named_with_its_ranks(kind: str | None, plan: Plan, tmp_path: Path) -> None:
     """Some of what `make prove NAME=stragglers` draws: recordings of four ranks, with noise."""
-    bed, rng = prove_stragglers.Bed(4, Plan(tensor=2, data=2)), np.random.default_rng(3)
+    bed, rng = prove_stragglers.Bed(4, plan), np.random.default_rng(3)
     trace, truth = prove_stragglers.drawn(bed, getattr(prove_stragglers, kind) if kind else None, rng)
     culprit, said = prove_stragglers.asked(trace, tmp_path)
     assert prove_stragglers.right(culprit, truth) if kind else culprit is None, said

@@ -83,8 +83,7 @@ def culprit_of(traces: Sequence[RankTrace]) -> Culprit | None:
     """What makes others wait most; None where nothing clearly does, or a rank alone was recorded.
 
     Each rank is compared with those that run as many kernels of the same names, and each group's messages with those of
-    other groups. Does not model: ranks that were not recorded, a cause that lies on more than half of the ranks, and
-    idle time of a stage that is one rank.
+    other groups. Does not model: ranks that were not recorded, and a cause that lies on more than half of the ranks.
     """
     common = set.intersection(*(set(trace.steps) for trace in traces)) if traces else set()
     facts = {trace.rank: one for trace in traces if (one := _facts(trace, common)) is not None}
@@ -232,7 +231,8 @@ def _by_rank(facts: Mapping[int, _Facts]) -> Iterator[Culprit]:
 def _peers(facts: Mapping[int, _Facts]) -> dict[int, list[int]]:
     """The ranks whose idle time is comparable with that of a rank: in pipelines those at its place in other ones.
 
-    Stages wait at unlike times, and their hosts catch up meanwhile. Ranks that send and run the same are a ring.
+    Stages wait at unlike times, and their hosts catch up meanwhile. Ranks that send and run the same are a ring. Where
+    a stage is one rank, all others are its peers.
     """
     line = {rank: {rank} for rank in facts}
     for group in {group for one in facts.values() for group, kind in one.messages if kind == 'send'}:
@@ -243,15 +243,13 @@ def _peers(facts: Mapping[int, _Facts]) -> dict[int, list[int]]:
         rank: (len(mine), sorted(mine).index(rank) if any(names[one] != names[rank] for one in mine) else 0)
         for rank, mine in line.items()
     }
-    return {rank: [one for one in facts if one != rank and place[one] == place[rank]] for rank in facts}
+    others = {rank: [one for one in facts if one != rank] for rank in facts}
+    return {rank: [one for one in others[rank] if place[one] == place[rank]] or others[rank] for rank in facts}
 
 
 def _compared(found: Mapping[int, Floats], peers: Mapping[int, Sequence[int]]) -> dict[int, Floats]:
-    """What each rank has beyond the median of its peers, by step; nothing where it has none."""
-    return {
-        rank: mine - np.median([found[other] for other in peers[rank]], axis=0) if peers[rank] else 0 * mine
-        for rank, mine in found.items()
-    }
+    """What each rank has beyond the median of its peers, by step."""
+    return {rank: mine - np.median([found[other] for other in peers[rank]], axis=0) for rank, mine in found.items()}
 
 
 def _clear(beyond: Mapping[int, Floats], step: float) -> Iterator[tuple[tuple[int, ...], float, float]]:
