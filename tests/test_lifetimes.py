@@ -21,13 +21,11 @@ from simpar.program import (
     Program,
     Role,
     Slots,
-    Template,
     Tensor,
     derive,
     instance,
     is_batched,
     named_by,
-    plain_slots,
     touches_of,
 )
 
@@ -287,58 +285,6 @@ def compare(slots, op_classes, kept):
 def test_needs_are_those_of_a_walk(rows, op_classes, afters):
     rows = [(op % len(op_classes), *place) for op, *place in rows]
     after = sorted({(slot, earlier % slot) for slot, earlier in afters if slot < len(rows)})
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-    slots = plain_slots(*columns, np.array(after, dtype=np.int64).reshape(-1, 2))
+    op_class, stream, micro_batch, copy = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    slots = Slots.of(op_class, micro_batch, copy, stream, np.array(after, dtype=np.int64).reshape(-1, 2))
     compare(slots, op_classes, thin(rows, walk(rows, op_classes, after)))
-
-
-runs = st.lists(
-    st.tuples(st.integers(0, 99), st.integers(0, STREAMS - 1), st.integers(0, 1), st.integers(0, 1)),
-    min_size=1, max_size=6,
-)  # fmt: skip
-pairs_of_micro_batches = st.lists(st.integers(0, 3), min_size=2, max_size=2, unique=True)
-blocks_of = st.lists(st.tuples(st.integers(0, 99), pairs_of_micro_batches), min_size=1, max_size=14)
-
-
-def blocks(templates, issued, late):
-    """Slots of random templates.
-
-    Arguments: ``late``, (template, slot) that wait for the slot before, if they are not the first of all.
-    """
-    which = [number % len(templates) for number, _ in issued]
-    used = sorted(set(which))
-    made = [Template(*np.array(templates[number], dtype=np.int64).T) for number in used]
-    slots = Slots(
-        made,
-        np.array([used.index(number) for number in which]),
-        np.array([micro_batches for _, micro_batches in issued]),
-        np.zeros((0, 2), dtype=np.int64),
-    )
-    waits = {(number % len(templates), place) for number, place in late}
-    slow = [
-        start + place
-        for start, number in zip(slots.start.tolist(), which, strict=False)
-        for place in range(len(templates[number]))
-        if (number, place) in waits and start + place
-    ]
-    after = np.array([(slot, slot - 1) for slot in slow], dtype=np.int64).reshape(-1, 2)
-    return Slots(made, slots.which, slots.micro_batches, after)
-
-
-def columns(slots):
-    """Op class, stream, micro-batch and copy of every slot."""
-    of = (lambda template: template.op_class, lambda template: template.stream, lambda template: template.copy)
-    op_class, stream, copy = (slots.column(column, np.int64) for column in of)
-    return op_class, stream, slots.micro_batch(np.int64), copy
-
-
-@draws(120)
-@given(
-    st.lists(runs, min_size=1, max_size=4), op_classes, blocks_of,
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=3),
-)  # fmt: skip
-def test_needs_of_blocks_are_those_of_a_walk_over_their_slots(templates, op_classes, issued, late):
-    templates = [[(op % len(op_classes), *place) for op, *place in run] for run in templates]
-    slots = blocks(templates, issued, late)
-    rows = [*zip(*(column.tolist() for column in columns(slots)), strict=True)]
-    compare(slots, op_classes, thin(rows, walk(rows, op_classes, slots.after.tolist())))

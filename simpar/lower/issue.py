@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from simpar.errors import Infeasible
 from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.plans import Plan
-from simpar.program import COPY, OpClass, OpKind, Partition, Slots, Template, grid
+from simpar.program import COPY, OP_KINDS, OpClass, OpKind, Partition, Slots, grid
 
 # The mesh of a plan: its degrees, the ranks on them, and the names of their partitions.
 
@@ -429,12 +429,11 @@ class Streams:
         return f'{name}.c{issue.copy}' if self._mesh.copies > 1 else name
 
 
-# Slots: the issue order of a pipeline rank as arrays, a template for each run.
+# Slots: the issue order of a pipeline rank as arrays.
 
 
 Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-_NO_PART = -1
+_COMPUTES, _TRANSFERS = OP_KINDS.index(COMPUTE), tuple(OP_KINDS.index(kind) for kind in ('send', 'recv'))
 
 
 def slots_of(order: Issued, index: Mapping[str, int], streams: Streams, *, batched: bool) -> Slots:
@@ -446,48 +445,35 @@ def slots_of(order: Issued, index: Mapping[str, int], streams: Streams, *, batch
         batched: a batched send/recv (``exchange: fused``): computation waits for all that is sent and received behind
             the computation before it.
     """
-    runs = order.runs
-    number = {run: at for at, run in enumerate(runs)}
-    parts = max((len(block.micro_batches) for block in order.blocks), default=0)
-    padded = [(*block.micro_batches, *(_NO_PART,) * (parts - len(block.micro_batches))) for block in order.blocks]
-    # First without pairs, as finding these needs the slots' numbers.
-    slots = Slots(
-        tuple(_template(run, index, streams) for run in runs),
-        np.array([number[block.run] for block in order.blocks], dtype=np.int64),
-        np.array(padded, dtype=np.int64).reshape(-1, parts),
-        np.zeros((0, 2), dtype=np.int64),
-    )
-    return Slots(slots.templates, slots.which, slots.micro_batches, _after(slots, runs, batched=batched))
+    rows = {run: _rows(run, index, streams) for run in order.runs}
+    op_class, stream, part, copy, kind, late = np.concatenate([_NO_ROWS, *(rows[run] for run, _ in order.blocks)]).T
+    # What a block does for its parts stands behind what the blocks before it do for theirs.
+    counts = np.array([len(micro_batches) for _, micro_batches in order.blocks], dtype=np.int64)
+    first = np.repeat(np.cumsum(counts) - counts, np.diff(order.start))
+    micro_batch = np.array([one for _, many in order.blocks for one in many], dtype=np.int64)[first + part]
+    return Slots.of(op_class, micro_batch, copy, stream, _after(kind, late > 0, batched=batched))
 
 
-def _template(run: Run, index: Mapping[str, int], streams: Streams) -> Template:
-    ops, parts, copies, _ = zip(*run.issues, strict=True) if run.issues else ((), (), (), ())
-    # Most ops compute, on the first stream.
-    stream = [0 if issue[0].kind == 'compute' else streams.number(issue) for issue in run.issues]
-    return Template(*map(_numbers, ([index[op.name] for op in ops], stream, parts, copies)))
+_NO_ROWS: Final[Ints] = np.zeros((0, 6), dtype=np.int64)
 
 
-def _numbers(column: Sequence[int]) -> Ints:
-    # Often all are 0, which need not be converted one by one.
-    return np.array(column, dtype=np.int64) if any(column) else np.zeros(len(column), dtype=np.int64)
+def _rows(run: Run, index: Mapping[str, int], streams: Streams) -> Ints:
+    """For each op its class, stream, which of its block's micro-batches, copy, kind, and whether it is late."""
+    found = [
+        (index[one.op.name], streams.number(one), one.micro_batch, one.copy, OP_KINDS.index(one.op.kind), one.late)
+        for one in run.issues
+    ]
+    return np.array(found, dtype=np.int64).reshape(-1, 6)
 
 
-def _after(slots: Slots, runs: tuple[Run, ...], *, batched: bool) -> Ints:
+def _after(kind: Ints, late: NDArray[np.bool_], *, batched: bool) -> Ints:
     """Pairs (slot, an earlier one that it waits for), whatever the tensors say."""
-    late = [[issue.late for issue in run.issues] for run in runs]
-    if not batched and not any(map(any, late)):
-        return slots.after
-    computes = [np.array([issue.op.kind == 'compute' for issue in run.issues], dtype=bool) for run in runs]
-    waits = np.flatnonzero(slots.spread([np.array(own, dtype=bool) for own in late]))
-    computed = np.flatnonzero(slots.spread(computes))
-    if not len(computed):
-        return slots.after
+    waits, computed = np.flatnonzero(late), np.flatnonzero(kind == _COMPUTES)
     # The last computation before each late op; −1 where none is.
     at = np.searchsorted(computed, waits) - 1
-    pairs = np.column_stack((waits, computed[at]))[at >= 0]
+    pairs = np.column_stack((waits[at >= 0], computed[at[at >= 0]]))
     if batched:
-        transfers = [np.array([issue.op.kind in ('send', 'recv') for issue in run.issues], dtype=bool) for run in runs]
-        sent = np.flatnonzero(slots.spread(transfers))
+        sent = np.flatnonzero(np.isin(kind, _TRANSFERS))
         into = np.searchsorted(computed, sent)
         meets = into < len(computed)
         exchanged = np.column_stack((computed[into[meets]], sent[meets]))

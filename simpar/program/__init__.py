@@ -27,11 +27,9 @@ from simpar.program.role import (
     Instance,
     Role,
     Slots,
-    Template,
     derive,
     instance,
     named_by,
-    plain_slots,
     ranges,
     touches_of,
 )

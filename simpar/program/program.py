@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.errors import Infeasible, ProgramError
 from simpar.program.op import BYTES, OpClass, OpKind, Partition, Tensor, computes, is_batched, is_packed, receives
-from simpar.program.role import Csr, Role, Slots, Touches, derive, named_by, plain_slots, touches_of
+from simpar.program.role import Csr, Role, Slots, Touches, derive, named_by, touches_of
 
 # Turns: what communicates meets by its order, the k-th op of a kind with the k-th of the kind that faces it.
 
@@ -486,10 +486,10 @@ class ProgramBuilder:
         # reshape keeps four columns where there are no slots at all.
         op_class, stream, micro_batch, copy = np.array(rows, dtype=np.int64).reshape(-1, 4).T
         pairs = np.array(after, dtype=np.int64).reshape(-1, 2)
-        self.add_slots(name, ranks, plain_slots(op_class, stream, micro_batch, copy, pairs), streams)
+        self.add_slots(name, ranks, Slots.of(op_class, micro_batch, copy, stream, pairs), streams)
 
     def add_slots(self, name: str, ranks: Sequence[int], slots: Slots, streams: tuple[str, ...]) -> None:
-        """Add a role of these ranks whose slots are templates, block after block.
+        """Add a role of these ranks whose slots are in columns.
 
         Arguments: ``slots``, whose op classes are numbered as they were added, see ``index``; and its streams as here.
         """

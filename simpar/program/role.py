@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, pairwise
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,119 +100,37 @@ def ranges(first: NDArray[np.integer[Any]], lengths: NDArray[np.integer[Any]]) -
 
 # A role: the op list that a set of ranks shares, as arrays in issue order.
 
-# Templates: runs of slots that a role issues many times, each time for other micro-batches.
-
-
 Ints = NDArray[np.int64]
-Integer = TypeVar('Integer', bound=np.integer[Any])
 EMPTY: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Template:
-    """A run of slots, in issue order; columns of shape [slots].
+class Slots:
+    """The slots of a role in issue order, before their needs are known; columns of shape [slots].
 
-    Arguments:
-        op_class: index into the table of op classes.
-        stream: number of the stream.
-        part: which of the micro-batches that the run is issued for.
-        copy: of the micro-batch.
+    Arguments: ``after``, shape [k, 2], pairs (slot, an earlier one that must have finished too, whatever the tensors
+    say).
     """
-
-    op_class: Ints
-    stream: Ints
-    part: Ints
-    copy: Ints
-
-    def __len__(self) -> int:
-        return len(self.op_class)
-
-
-class Columns(NamedTuple):
-    """What slots are, in issue order; each of shape [slots]."""
 
     op_class: NDArray[np.uint32]
     micro_batch: NDArray[np.uint16]
     copy: NDArray[np.uint16]
     stream: NDArray[np.uint16]
-
-
-@dataclass(frozen=True, eq=False)
-class Slots:
-    """The slots of a role in issue order, before their needs are known: templates, block after block.
-
-    Arguments:
-        templates: each is issued at least once.
-        which: shape [blocks], the template of each block.
-        micro_batches: shape [blocks, parts], the micro-batch of each part of a block's template, -1 where it has fewer
-            parts; no two parts of one block have the same.
-        after: shape [k, 2], pairs (slot, an earlier one that must have finished too, whatever the tensors say), equal
-            inside of all blocks of a template.
-    """
-
-    templates: Sequence[Template]
-    which: Ints
-    micro_batches: Ints
     after: Ints
 
+    @staticmethod
+    def of(op_class: Ints, micro_batch: Ints, copy: Ints, stream: Ints, after: Ints) -> Slots:
+        """From columns of any whole numbers."""
+        wide, short = np.uint32, np.uint16
+        return Slots(op_class.astype(wide), micro_batch.astype(short), copy.astype(short), stream.astype(short), after)
+
     def __len__(self) -> int:
-        return int(self.start[-1])
+        return len(self.op_class)
 
-    @cached_property
-    def base(self) -> Ints:
-        """Shape [templates + 1], where each begins if all stand behind one another, and at last how long they are."""
-        return _sums(np.array([len(template) for template in self.templates], dtype=np.int64))
-
-    @cached_property
-    def start(self) -> Ints:
-        """Shape [blocks + 1], the first slot of each block, and at last the number of slots."""
-        return _sums((self.base[1:] - self.base[:-1])[self.which])
-
-    @cached_property
-    def place(self) -> Ints:
-        """Shape [slots], the place of each slot among those of all templates."""
-        shift = self.base[self.which] - self.start[:-1]
-        return np.arange(len(self)) + np.repeat(shift, self.start[1:] - self.start[:-1])
-
-    @cached_property
-    def columns(self) -> Columns:
+    @property
+    def columns(self) -> tuple[NDArray[np.uint32], NDArray[np.uint16], NDArray[np.uint16], NDArray[np.uint16]]:
         """What a role keeps of them."""
-        return Columns(
-            self.column(lambda template: template.op_class, np.uint32),
-            self.micro_batch(np.uint16),
-            self.column(lambda template: template.copy, np.uint16),
-            self.column(lambda template: template.stream, np.uint16),
-        )
-
-    def column(self, of: Callable[[Template], Ints], kind: type[Integer]) -> NDArray[Integer]:
-        """A column of all slots from that of each template, as whole numbers of some size."""
-        # One gather over all slots, where a loop over blocks would run in Python.
-        return np.concatenate([of(template) for template in self.templates]).astype(kind)[self.place]
-
-    def micro_batch(self, kind: type[Integer]) -> NDArray[Integer]:
-        """Shape [slots]."""
-        blocks, parts = self.micro_batches.shape
-        first = np.repeat(np.arange(blocks) * parts, self.start[1:] - self.start[:-1])
-        part = self.column(lambda template: template.part, np.int64)
-        return self.micro_batches.astype(kind).ravel()[first + part]
-
-    def spread(self, columns: Sequence[Ints]) -> Ints:
-        """What each template has, block after block."""
-        return np.concatenate([columns[template] for template in self.which.tolist()] or [EMPTY])
-
-
-def _sums(counts: Ints) -> Ints:
-    """The sums of all before each, and at last of all."""
-    found = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=found[1:])
-    return found
-
-
-def plain_slots(op_class: Ints, stream: Ints, micro_batch: Ints, copy: Ints, after: Ints) -> Slots:
-    """Slots of one block, whose parts are the micro-batches themselves."""
-    # Part i is micro-batch i, so that slots name micro-batches directly.
-    parts = np.arange(int(micro_batch.max(initial=0)) + 1)[None]
-    return Slots((Template(op_class, stream, micro_batch, copy),), np.zeros(1, dtype=np.int64), parts, after)
+        return self.op_class, self.micro_batch, self.copy, self.stream
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -314,14 +231,13 @@ def derive(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
     # On one stream, order implies every need.
     if not count or streams == 1:
         return (Csr.counted(np.zeros(count, dtype=np.int64), EMPTY),) * 2
-    own, named = slots.columns, touches.named
-    copies = int(own.copy.max()) + 1
+    named, copies = touches.named, int(slots.copy.max()) + 1
     # A tensor has buffers only where a slot touches it.
     used = np.zeros(len(named) // 4, dtype=bool)
-    used[own.op_class] = True
+    used[slots.op_class] = True
     buffers = np.zeros(len(touches.per_rank), dtype=np.int64)
     buffers[named.item[np.repeat(used, named.start[4::4] - named.start[:-4:4])]] = (
-        int(own.micro_batch.max()) + 1
+        int(slots.micro_batch.max()) + 1
     ) * copies
     buffers[touches.per_rank & (buffers > 0)] = 1
     base = buffers.cumsum() - buffers
@@ -331,7 +247,7 @@ def derive(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
     starts, items = np.empty((2, count + 1), dtype=np.int32), np.empty((2, count * streams), dtype=np.int32)
     after = slots.after[np.argsort(slots.after[:, 0], kind='stable')]
     needs = find_needs(
-        *own, named.start, named.item, touches.per_rank, after.ravel(), copies, base, touched,
+        *slots.columns, named.start, named.item, touches.per_rank, after.ravel(), copies, base, touched,
         np.empty(streams, dtype=np.int32), clock, starts[0], items[0], starts[1], items[1],
     )  # fmt: skip
     carried = starts.item(-1)
