@@ -1,8 +1,8 @@
 """The size of a prediction, estimated before anything is built: slots, memory and seconds, and the bound on them.
 
-A schedule of many micro-batches, copies, tiles or stages is lowered with few of them, twice each; slots are a
-polynomial in their numbers, so that a line through two small ones tells a large one. A coarse bound from above comes
-first, and most schedules need nothing else.
+A schedule of many micro-batches is lowered twice with few of them, for a line through both tells how many slots it has;
+one of many stages, with few that are alike. A coarse bound from above comes first, and most schedules need nothing
+else.
 """
 
 from __future__ import annotations
@@ -149,49 +149,19 @@ def estimate(schedule: Schedule, ranks: int, build: Build) -> Size:
     return Size(slots=float(slots), entries=float(entries), classes=float(classes))
 
 
-@dataclass(frozen=True, slots=True)
-class _Few:
-    """Numbers of micro-batches, copies, tiles and pipeline ranks."""
-
-    micro_batches: int
-    copies: int
-    tiles: int
-    pipeline: int
-
-
 def _extrapolated(schedule: Schedule, build: Build) -> Counts:
-    plan = schedule.plan
-    pipeline = _stages(schedule)
+    plan, pipeline = schedule.plan, _stages(schedule)
     # An order from a file says how many micro-batches there are.
     given = bool(plan.rows) or plan.order.endswith('.csv')
-    few = _Few(
-        micro_batches=plan.micro_batches if given else _fewer(plan.micro_batches, 2 * pipeline),
-        copies=_fewer(plan.copies, 2),
-        tiles=_fewer(plan.tiles, 2),
-        pipeline=pipeline,
-    )
-
-    def counted(few: _Few) -> Counts:
-        return _counts(build(_small(schedule, few)))
-
-    found = counted(few)
-    fixed = np.zeros(3)
-    if few.micro_batches < plan.micro_batches:
-        # What a step has once, such as updates: the line's value where there is no micro-batch.
-        fixed = 2 * found - counted(replace(few, micro_batches=2 * few.micro_batches))
-    varying = found - fixed
-    factors = [np.full(3, plan.micro_batches / few.micro_batches) if fixed.any() else np.ones(3)]
-    # Op classes and entries do not grow with micro-batches: then nothing of them varies.
-    for name in ('copies', 'tiles'):
-        small, large = getattr(few, name), getattr(plan, name)
-        if small < large:
-            slope = (counted(replace(few, **{name: 2 * small})) - found) / small
-            base = np.where(varying > 0, varying, found)
-            factors.append(1 + slope * (large - small) / base)
-    total = np.where(varying > 0, fixed + varying * np.prod(factors, axis=0), found * np.prod(factors[1:], axis=0))
+    few = plan.micro_batches if given else _fewer(plan.micro_batches, 2 * pipeline)
+    found = _counts(build(_small(schedule, few, pipeline)))
+    if few < plan.micro_batches:
+        # A line, as a step has updates once; op classes and entries do not grow with micro-batches.
+        more = _counts(build(_small(schedule, 2 * few, pipeline))) - found
+        found = found + more * (plan.micro_batches / few - 1)
     # Equal stages have equally many slots; each op class knows the groups of all stages.
     stages = plan.pipeline / pipeline
-    return np.asarray(total * np.array([stages, stages**2, stages]))
+    return np.asarray(found * np.array([stages, stages**2, stages]))
 
 
 def _fewer(number: int, few: int) -> int:
@@ -212,19 +182,18 @@ def _stages(schedule: Schedule) -> int:
     return plan.pipeline
 
 
-def _small(schedule: Schedule, few: _Few) -> Schedule:
-    """A schedule of the same kind with fewer micro-batches, copies, tiles and pipeline ranks."""
+def _small(schedule: Schedule, micro_batches: int, pipeline: int) -> Schedule:
+    """A schedule of the same kind with fewer micro-batches and pipeline ranks."""
     plan, workload, cluster = schedule.plan, schedule.workload, schedule.cluster
-    # As many samples for each micro-batch and copy.
-    batch = workload.batch * few.micro_batches * few.copies // (plan.micro_batches * plan.copies)
-    model = workload.model
+    # As many samples for each micro-batch.
+    batch, model = workload.batch * micro_batches // plan.micro_batches, workload.model
     if isinstance(model, Transformer):
-        model = replace(model, layers=model.layers * few.pipeline // plan.pipeline)
+        model = replace(model, layers=model.layers * pipeline // plan.pipeline)
     return replace(
         schedule,
         workload=replace(workload, batch=batch, model=model),
-        plan=replace(plan, micro_batches=few.micro_batches, copies=few.copies, tiles=few.tiles, pipeline=few.pipeline),
-        cluster=replace(cluster, nodes=cluster.nodes * few.pipeline // plan.pipeline),
+        plan=replace(plan, micro_batches=micro_batches, pipeline=pipeline),
+        cluster=replace(cluster, nodes=cluster.nodes * pipeline // plan.pipeline),
     )
 
 

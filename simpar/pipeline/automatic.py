@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.kernels import Array, kernel, part
 from simpar.pipeline.checks import peak_of_letters
-from simpar.pipeline.clock import StageTimes
+from simpar.pipeline.clock import Recurrence, StageTimes, run
 from simpar.pipeline.order import Order, refuse
 from simpar.pipeline.zero_bubble import letters, of_letters
 from simpar.units import quantise
@@ -290,47 +290,6 @@ def _first_behind(heap: Array, place: Array, size: int) -> int:
     return last
 
 
-@kernel
-def _write_ends(rows: Array, seconds: Array, hops: Array, ends: Array, done: Array, free: Array, last: Array) -> None:
-    """When each step ends, into ``last``; −1 where ranks wait for each other for ever.
-
-    Arguments: ``rows``, kinds of actions, shape [ranks, actions]; ``free``, when each rank is free, zeros at first.
-    """
-    ranks, actions = rows.shape
-    for step in range(len(last)):
-        for kind in range(3):
-            for rank in range(ranks):
-                done[kind, rank] = 0
-        went, going = 0, True
-        while going:
-            going = False
-            for rank in range(ranks):
-                while True:
-                    at = done[_F, rank] + done[_I, rank] + done[_W, rank]
-                    if at == actions:
-                        break
-                    kind = rows[rank, at]
-                    count, now = done[kind, rank], free[rank]
-                    if kind == _F and rank:
-                        if count >= done[_F, rank - 1]:
-                            break
-                        now = max(now, ends[_F, rank - 1, count] + hops[rank - 1])
-                    if kind != _F and count >= done[kind - 1, rank]:
-                        break
-                    if kind == _I and rank + 1 < ranks:
-                        if count >= done[_I, rank + 1]:
-                            break
-                        now = max(now, ends[_I, rank + 1, count] + hops[rank])
-                    free[rank] = ends[kind, rank, count] = now + seconds[kind, rank]
-                    done[kind, rank] += 1
-                    went += 1
-                    going = True
-        last[step] = -1.0
-        if went == ranks * actions:
-            for rank in range(ranks):
-                last[step] = max(last[step], free[rank])
-
-
 _LETTERS: Final = np.frombuffer(b'FIW', dtype=np.uint8)
 
 
@@ -351,18 +310,6 @@ def shortlist(setting: Setting, rules: Sequence[Rule], most: int) -> list[Letter
     # Every rule is a walk of its own over the same few arrays.
     _shortest.compiled(facts, case, walk, rows, places, found)
     return [tuple(_LETTERS[row].tobytes().decode() for row in rows[at]) for at in places[:most][found < np.inf]]
-
-
-def last_ends(rows: Letters, times: StageTimes, steps: int) -> list[float]:
-    """When the last rank ends each of some steps that are run back to back; −1 where ranks wait for ever."""
-    seconds, hops = _arrays(times)
-    codes = np.array([np.frombuffer(row.encode(), dtype=np.uint8) for row in rows])
-    kinds = ((codes == _LETTERS[1]) + 2 * (codes == _LETTERS[2])).astype(np.int8)
-    ends, done = np.zeros((3, len(rows), kinds.shape[1])), np.zeros((3, len(rows)), dtype=np.int64)
-    last = np.zeros(steps)
-    _write_ends.compiled(kinds, seconds, hops, ends, done, np.zeros(len(rows)), last)
-    found: list[float] = last.tolist()
-    return found
 
 
 def _arrays(times: StageTimes) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -395,8 +342,8 @@ def automatic_order(micro_batches: int, times: StageTimes, limit: float | Sequen
     # The heuristic's own seconds are of one step; the best few are timed over three, where steps overlap.
     candidates += shortlist(setting, RULES, SHORTLIST)
     # min keeps the first of equals, and candidates come in a fixed order: the same arguments give the same order.
-    best: Letters = min(candidates, key=lambda rows: _cost(last_ends(rows, setting.times, 3)))
-    return of_letters(best, micro_batches)
+    orders = [of_letters(rows, micro_batches) for rows in candidates]
+    return min(orders, key=lambda order: _cost(order, setting.times))
 
 
 def _setting(micro_batches: int, times: StageTimes, limit: float | Sequence[float], kept: float) -> Setting:
@@ -430,8 +377,8 @@ def _within_limit(setting: Setting, ahead: int, lag: int) -> Letters:
     return tuple(letters(count, warm_up[rank], min(lag * rank, room[rank] - warm_up[rank])) for rank in range(ranks))
 
 
-def _cost(ends: Sequence[float]) -> tuple[float, float]:
+def _cost(order: Order, times: StageTimes) -> tuple[float, float]:
     """Step time in the steady state, and the first step."""
     # The second step may still feel the empty pipeline of the first; from then on steps repeat.
-    first, second, third = ends
+    first, second, third = (max(step.end) for step in run(Recurrence.of(order), times, 3))
     return third - second, first
