@@ -163,7 +163,7 @@ TORCHTITAN = [
     ({'plan.zero': 0, 'plan.shard': [], 'plan.shard_group': 0}, lambda plan, model: plan['context'] == 1),
 ]  # fmt: skip
 DATA_RANKS = [
-    ({'lora': {'rank': 4, 'scale': 2.0}, 'plan.zero': 0}, has('data')),
+    ({'lora': {'rank': 4, 'scale': 2.0}, 'plan.zero': 0, 'plan.shard_group': 0}, has('data')),
     ({'work.precision': 'fp16', 'work.gradients': 'fp16', 'work.loss_scale': 1024.0}, has('data')),
     ({'work.precision': 'fp32', 'work.gradients': 'fp32', 'work.optimizer': {'adamw': {}}}, has('data')),
     ({'documents': 16}, has('data')),

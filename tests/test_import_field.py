@@ -46,9 +46,11 @@ RIGHT, REFUSED = cases('right'), cases('refused')
 LOWERED = some(RIGHT)
 
 
+BATCH = 'micro_batch_size: 1, global_batch_size: 8, seq_length: 512'
 ALONE = ('K10 a text for another script', 'K10 arrays alone', 'K10 an exported text', 'K8 GPT-NeoX',
          'K8 GPT-NeoX with a gate',
-         'K8 arguments of tests', 'K8 Megatron-Bridge', 'K8 Primus')  # fmt: skip
+         'K8 arguments of tests', 'K8 Megatron-Bridge', 'K8 Megatron-Bridge sums of fewer bits',
+         'K8 Megatron-Bridge recipe over sums', 'K8 Primus')  # fmt: skip
 GIVEN = dict.fromkeys(ALONE, 8)
 """Devices of files that do not say them."""
 
@@ -231,6 +233,18 @@ def test_arguments_of_a_script_stand_behind_two_dashes(tmp_path, printed, refuse
     written = printed(*words)
     assert '  layers: 32 ' in written
     assert '  tensor: 4 ' in written
+
+
+def test_a_model_of_primus_is_built_on_others_that_lie_beside_or_in_its_checkout(tmp_path):
+    text = f'modules: {{pre_trainer: {{framework: megatron, model: "${{M:a}}.yaml", overrides: {{{BATCH}}}}}}}'
+    models = tmp_path / 'primus/configs/models/megatron'
+    models.mkdir(parents=True)
+    (models / 'a.yaml').write_text('extends: [b.yaml]\nnum_layers: 8\nhidden_size: 512\nnum_attention_heads: 8\n')
+    with pytest.raises(ScheduleError, match=r'b\.yaml: not modelled: a file that the model is built on'):
+        made_of(tmp_path, 'job.yaml', text, 8)
+    (models / 'b.yaml').write_text('num_layers: 2\nnum_experts: 4\nvocab_size: 32000\nposition_embedding_type: rope\n')
+    values = made_of(tmp_path, 'job.yaml', text, 8).values
+    assert (values[f'{_T}.layers'], values[f'{_E}.count']) == (8, 4)
 
 
 def test_gaps_go_with_the_schedule_into_its_answer(tmp_path, capsys, printed):

@@ -22,6 +22,11 @@ _WORD: Final = r'\s*:\s*"?(?:\$\{?(\w+)\}?|(\d+))'
 _OF_JSON: Final = {
     'zero_optimization.stage': ('zero-stage', re.compile(r'"zero_optimization"\s*:\s*\{[^{}]*"stage"' + _WORD)),
     'train_micro_batch_size_per_gpu': ('micro-batch-size', re.compile(r'"train_micro_batch_size_per_gpu"' + _WORD)),
+    'zero_optimization.overlap_comm': ('overlap-comm', re.compile(r'"overlap_comm"' + _WORD.replace('d', 'w'))),
+    'zero_optimization.offload_optimizer.device': (
+        'zero-optimization.offload-optimizer.device',
+        re.compile(r'"offload_(?:optimizer|param)"\s*:\s*\{[^{}]*"device"' + _WORD.replace('d', 'w')),
+    ),
     'train_batch_size': ('global-batch-size', re.compile(r'"train_batch_size"' + _WORD)),
 }
 """What a here-document for DeepSpeed says that flags say, too: a number, or a variable."""

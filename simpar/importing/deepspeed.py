@@ -307,5 +307,9 @@ def in_flags(config: Sequence[Setting]) -> list[Setting]:
     is built by the flags, and nothing holds them together.
     """
     flags = (GPT_NEOX.table.renamed(replace(one, name=one.name.replace('_', '-'), written=one.name)) for one in config)
-    both = ('zero-stage', 'global-batch-size', 'micro-batch-size', 'fp16', 'bf16')
-    return [replace(one, written=one.written.replace('-', '_')) for one in flags if one.name in both]
+    both = ('zero-stage', 'global-batch-size', 'micro-batch-size', 'fp16', 'bf16', 'overlap-comm')
+    return [
+        replace(one, written=one.written.replace('-', '_'))
+        for one in flags
+        if one.name in both or one.name.startswith('zero-optimization.offload')
+    ]

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from simpar.files import read_csv
 from simpar.importing import mixtures
-from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
+from simpar.importing.findings import IDLE, Entry, Finding, Guess, Mistake, Unmapped
 from simpar.importing.settings import FOLDER, NOW, Settings, Source, first_layers, table_of
 from simpar.profiles import choices_in, stack_of
 
@@ -17,7 +17,7 @@ _T: Final = 'workload.transformer'
 _PROGRAMS: Final = {
     'bert': 'an encoder', 't5': 'an encoder and a decoder', 'vlm': 'images', 'vision': 'images', 'mimo': 'images',
     'multimodal': 'images', 'mamba': 'a state space', 'hybrid': 'a state space', 'retro': 'retrieval',
-    'ict': 'retrieval',
+    'ict': 'retrieval', 'inference': 'generation of text', 'generation': 'generation of text',
 }  # fmt: skip
 """Parts of the names of programs, and what these train beside a decoder."""
 
@@ -610,6 +610,8 @@ def recompute(flags: Settings) -> Iterator[Finding]:
     if flags.on('recompute-activations') or ('recompute-granularity' not in flags and is_old):
         kind = 'full' if is_checkpointed(flags) else 'selective'
     by = flags.given('recompute-granularity', 'recompute-activations')
+    if flags.on(_OF_EXPERTS) and kind != 'full':
+        kind, by = 'selective', (*by, _OF_EXPERTS)
     names = ('recompute-method', 'recompute-num-layers', *_OF_RANK)
     if kind == 'full':
         yield from recompute_full(flags, (*by, *flags.given(*names)))
@@ -627,10 +629,15 @@ def recompute(flags: Settings) -> Iterator[Finding]:
         yield from flags.left('no two ranks hold the same inputs of recomputed layers', shares)
 
 
+_OF_EXPERTS: Final = 'moe-layer-recompute'
+
+
 def recompute_modules(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
     """The modules that a list names, as patterns of operators; attention where there is no list."""
     name, act = 'recompute-modules', activation_of(flags)
     modules = re.findall(r'\w+', flags.named[name].shown) if name in flags else ['core_attn']
+    if _OF_EXPERTS in by:
+        modules = [*(modules if len(by) > 1 else []), 'moe']
     by = (*by, *flags.given(name))
     if modules == ['core_attn']:
         yield Entry('plan.recompute', 'selective', by)
@@ -730,10 +737,30 @@ def grouped(flags: Settings) -> Iterator[Finding]:
         yield Entry(f'{_T}.kv_heads', flags.number('num-query-groups'), ('num-query-groups',))
 
 
+def sections(flags: Settings) -> Iterator[Finding]:
+    """What a section of NeMo or Megatron-Bridge says over others, or by being there.
+
+    NVIDIA-NeMo/Megatron-Bridge 067f987df0, training/comm_overlap.py, line 562 on; training/mixed_precision.py, line 138
+    on: a recipe's sums are in fp32. NVIDIA/NeMo 7ed5455, megatron_base_model.py: setup_optimization; docs of its
+    features, parallelisms.rst: the optimizer of Apex overlaps its sums unless told, and keeps what bf16 lacks of fp32.
+    """
+    narrow, shards, off = 'grad-reduce-in-bf16', 'use-distributed-optimizer', 'no-overlap-grad-reduce'
+    if narrow in flags and any(one.called.startswith('mixed_precision bf16') for one in flags.every):
+        yield Entry('workload.gradients', 'fp32', ('bf16',), 'as its recipe has it')
+        yield Unmapped(narrow, 'mixed_precision goes over it', IDLE)
+    if shards not in flags:
+        return
+    apex = 'distributed_fused_adam' in flags.named[shards].called
+    if off not in flags and (apex or any(one.called.startswith('comm_overlap.') for one in flags.every)):
+        yield Entry('plan.reduce_gradients', 'overlapped', flags.given('overlap-grad-reduce') or (shards,))
+    if apex and flags.on('bf16') and not flags.on('fp8-params'):
+        yield Entry('workload.optimizer.adamw.master_weights', 'shared', (shards,))
+
+
 NEMO: Final = Source(
     name='NeMo, Megatron-Bridge or Primus',
     profile='h100-sxm-8',
     table=table_of('nemo').over(MEGATRON.table),
-    rules=(*OF_MODEL, grouped, *OF_PLAN, sharding, recompute, graphs),
+    rules=(*OF_MODEL, grouped, *OF_PLAN, sharding, recompute, graphs, sections),
     framework=framework,
 )

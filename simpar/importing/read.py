@@ -157,10 +157,13 @@ def _bases(settings: Iterable[Setting], path: Path) -> Iterator[Setting]:
     over = {one.name for one in settings}
     waiting = [str(one.value) for one in named]
     while waiting and len(over) < MOST_SETTINGS:
-        file = _found(Path(waiting.pop()), path)
+        name = re.sub(r'\$\{\w+:([^{}]*)\}', r'\1', waiting.pop())
+        file = _found(Path(name), path)
+        if file is None:
+            yield Setting(f'{prefix}missing_base', name, str(path), name)
         rows = settings_of_yaml(_text(file), str(file)) if file else []
         for row in rows:
-            if row.name == 'bases':
+            if row.name in ('bases', 'extends'):
                 waiting += [str(base) for base in row.value] if isinstance(row.value, list) else []
             elif f'{prefix}{row.name}' not in over:
                 over.add(f'{prefix}{row.name}')
@@ -168,8 +171,9 @@ def _bases(settings: Iterable[Setting], path: Path) -> Iterator[Setting]:
 
 
 def _found(named: Path, path: Path) -> Path | None:
-    """A file that another one names: as it is called, or beside that one."""
-    places = (named, path.parent / named, path.parent / named.name)
+    """A file that another one names: as it is called, beside that one, or where a checkout of Primus has its models."""
+    models = (folder / 'primus/configs/models/megatron' / named.name for folder in path.resolve().parents)
+    places = (named, path.parent / named, path.parent / named.name, *models)
     return next((place for place in places if place.is_file()), None)
 
 

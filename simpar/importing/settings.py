@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -152,8 +153,9 @@ class Table:
         return replace(one, name=self.aliases.get(one.name, one.name), written=one.called)
 
     def reason(self, name: str) -> SettingRow | None:
-        """The row of a setting that has no key; None where the table does not have it."""
-        return next((row for row in self.listed if any(fits(name, one) for one in row.setting.split())), None)
+        """The row of a setting that has no key, by the longest pattern that fits; None where the table has none."""
+        fitting = ((len(one), row) for row in self.listed for one in row.setting.split() if fits(name, one))
+        return max(fitting, key=itemgetter(0), default=(0, None))[1]
 
 
 def table_of(launcher: str) -> Table:
@@ -239,7 +241,9 @@ class Settings:
             if row is None or one.open or one.value is None or word == 'auto':
                 continue
             kind = row.value.partition(' ')[0]
-            if kind in ('count', 'number') and _read(real, self.text(one.name)) is None:
+            if kind == 'count' and isinstance(one.value, list) and len({*one.value}) > 1:
+                yield Mistake(one.name, f'several numbers, where one is read (got {one.shown[:40]})', 'give one')
+            elif kind in ('count', 'number') and _read(real, self.text(one.name)) is None:
                 yield Mistake(one.name, f'not a number (got {one.shown[:40]!r})', f'--set {one.name}=N says one')
             elif (kind == 'switch' or row.value.startswith('= ')) and word not in (*_ON, *_OFF):
                 yield Mistake(

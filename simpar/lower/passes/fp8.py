@@ -55,7 +55,9 @@ def in_fp8(tape: Tape, workload: Workload, plan: plans.Plan) -> None:
             f'fp8: {shown} stay in {tape.dtype}: rows, outputs and inputs on a rank must be multiples of {MULTIPLE}'
         )
     phases = 'F' if workload.phase == 'forward' else 'FIW'
-    once = 'on-use' not in choice_of(plan).gather
+    choice = choice_of(plan)
+    # A group of one rank gathers nothing.
+    once = 'weights' not in choice.parts or 'on-use' not in choice.gather or plan.shard_group == 1
     _Rewriting(tape, frozenset(chosen), workload.fp8, once=once, phases=phases).run()
 
 
