@@ -9,9 +9,9 @@ import pytest
 from simpar import case_of, load_case, load_schedule
 from simpar.cli import main
 from simpar.plans import Plan
-from simpar.predict import EFFECTS
+from simpar.predict import EFFECTS, Contribution
 from simpar.profiles import stack_names
-from simpar.sweep.why_not import _WORDS, overlaps, why_not
+from simpar.sweep.why_not import _WORDS, in_words, overlaps, why_not
 
 EXAMPLES = Path(__file__).parents[1] / 'examples'
 SMALL = """
@@ -86,6 +86,10 @@ def test_activations_stay_on_the_device_unless_the_plan_fits_only_without_them()
     assert loser.gain < 0
     short = why_not(load_case(HOST, ['cluster.reserve=40 GB']))
     assert 'activations on the host' in short.best.overlaps
+    # Not "3.4 times as slow as" what cannot be; and no flag of an overlap that changes nothing here.
+    assert '; the plan as written: may not fit' in short.answer
+    assert 'To have the best' in str(short)
+    assert 'plan.prefetch' not in str(short)
     rows = {row.name: row for row in short.rows}
     assert 'fit' in rows['none of them'].reason
     assert short.best.peak < rows['none of them'].peak
@@ -118,6 +122,18 @@ def test_no_set_that_fits_is_exit_3_and_a_page_has_the_tables(tmp_path, capsys):
     assert all('fit' in row['reason'] for row in told['rows'])
 
 
+@pytest.mark.parametrize('sign', [1, -1])
+def test_the_largest_effects_are_the_ones_that_are_said(sign):
+    seconds = {'ideal overlap': 9.0, 'launch': -1.0, 'small operators': -2.0, 'shared links': -3.0}
+    effects = tuple(
+        Contribution(effect=name, seconds=sign * one, baseline=0.0, step=0.0) for name, one in seconds.items()
+    )
+    told = in_words(effects, 3.0 * sign)
+    assert '(9 s)' in told
+    assert told.index('(3 s)') < told.index('(2 s)')
+    assert '(1 s)' not in told
+
+
 def test_one_overlap_may_be_tried_alone(capsys, tmp_path):
     """As among all that the framework offers; another name, and what the framework does not offer, is said."""
     case = load_case(SMALL)
@@ -132,10 +148,12 @@ def test_one_overlap_may_be_tried_alone(capsys, tmp_path):
 
 
 def test_a_way_that_does_not_go_with_the_plan_is_no_way():
-    """Two samples are no four copies; with one sample none are."""
+    """Two samples are no four copies; with one sample none are. Three are three copies, which the plan itself has."""
     two, one = (why_not(load_case(SMALL, [f'workload.batch={batch}', 'plan.copies=1']), ['copies']) for batch in (4, 2))
     assert {row.name: row.changes for row in two.rows}['copies'] == {'plan.copies': 2}
     refused = {row.name: row for row in one.rows}['copies']
     assert refused.step is None
     assert 'do not divide' in refused.reason
     assert one.best.overlaps == ()
+    three = why_not(load_case(SMALL, ['workload.batch=6', 'plan.copies=3']), ['copies'])
+    assert {row.name: row.changes for row in three.rows}['copies'] == {'plan.copies': 3}

@@ -36,6 +36,8 @@ NOTHING: Final = 'none of them'
 _HIDES: Final = 'ideal overlap'
 _WORDS: Final = {row['name']: row['loses'] for row in predict.ROWS}
 """What an effect takes, in words; by the names of ``predict.EFFECTS``."""
+_HELPS: Final = {_HIDES: 'more hidden', 'small operators': 'more hidden of small kernels and messages'}
+"""How an effect helps; what runs is the same, so that latencies which count for less are hidden."""
 Changes = Mapping[str, Any]
 Chosen = frozenset[tuple[str, int]]
 """A set of overlaps: the name of each, and which of its ways to have it."""
@@ -121,8 +123,10 @@ class WhyNot:
             return f'no overlap of {self.framework} has anything to hide in this plan'
         if self.best is None or self.best.step is None:
             return 'no set of overlaps fits; the reasons stand below'
-        mine = (self.best.name, self.best.step)
-        return headline.headline(mine, ('the plan as written', self.written.step) if self.written.step else None)
+        mine, written = (self.best.name, self.best.step), self.written
+        if written.reason:
+            return f'{headline.headline(mine, None)}; the plan as written: {written.reason}'
+        return headline.headline(mine, ('the plan as written', written.step) if written.step else None)
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as one object; seconds, bytes, and shares from 0 to 1."""
@@ -239,11 +243,18 @@ class _Question:
         self.framework = stack.called if stack else 'a device without a framework'
         self.names = (stack.name, stack.extends) if stack else (profiles.NONE,)
         self.left_out: list[str] = []
-        self.switches = {one.name: one for one in self._offered(case, only)}
+        self.switches = {one.name: self._with_own_way(one) for one in self._offered(case, only)}
         self.alone: dict[str, int] = {}
-        self.off = _joined([one.off for one in self.switches.values()])
-        self.none = _changed(self.asked, self.off)
         self.sets: dict[Chosen, Outcome] = {}
+
+    @property
+    def off(self) -> Changes:
+        """Without any overlap."""
+        return _joined([one.off for one in self.switches.values()])
+
+    @property
+    def none(self) -> Schedule:
+        return _changed(self.asked, self.off)
 
     def _offered(self, case: Case, only: Collection[str]) -> Iterator[Overlap]:
         """Those of its framework, and those that the file itself sets, where the plan has what they need."""
@@ -261,13 +272,21 @@ class _Question:
                 yield one
         self.left_out += [f'{name}, which {self.framework} does not offer' for name in only if name not in seen]
 
+    def _with_own_way(self, one: Overlap) -> Overlap:
+        """An overlap with the plan's own number as one of its ways, as three copies."""
+        own = {key: self.asked.value(key) for key in one.off}
+        more = all(isinstance(value, int) and value > one.off[key] for key, value in own.items())
+        return replace(one, on=(*one.on, own)) if more and own not in one.on else one
+
     def answer(self) -> WhyNot:
         written = self._row((), self._outcome(self.asked, {}), {})
         for name, one in self.switches.items():
             ways = range(len(one.on))
             self.alone[name] = min(ways, key=lambda way: _rank(self._of(frozenset({(name, way)}))))
         idle = {name: why for name in self.switches if (why := self._idle(name))}
-        names = [name for name in self.switches if name not in idle]
+        # Their keys stay as the plan has them.
+        self.switches = {name: one for name, one in self.switches.items() if name not in idle}
+        names = [*self.switches]
         best, complete = self._best(names)
         every = dict(self._alone(names)) | dict(best)
         shown = [Chosen(), *(self._alone([name]) for name in names), Chosen(every.items()), best]
@@ -414,19 +433,16 @@ class _Question:
 
 def in_words(explanation: tuple[predict.Contribution, ...], gain: float) -> str:
     """What an overlap wins and what it pays, the larger first."""
-    ordered = sorted(explanation, key=lambda one: one.seconds, reverse=gain >= 0)
+    ordered = sorted(explanation, key=lambda one: -abs(one.seconds))
     if not any(one.seconds for one in explanation):
         return 'it changes no time'
     lost = [f'{_WORDS[one.effect]} ({units.format_time(-one.seconds)})' for one in ordered if one.seconds < 0][:2]
-    won = [f'{_helps(one)} ({units.format_time(one.seconds)})' for one in ordered if one.seconds > 0][:2]
+    helps = [(_HELPS.get(one.effect, f'less time by {one.effect}'), one.seconds) for one in ordered if one.seconds > 0]
+    won = [f'{words} ({units.format_time(seconds)})' for words, seconds in helps[:2]]
     if gain >= 0:
         return '; it pays: '.join(filter(None, (', '.join(won), ', '.join(lost))))
-    rest = f'; it wins {", ".join(won)}' if won else ', and nothing more is hidden'
+    rest = f'; it wins: {", ".join(won)}' if won else ', and nothing more is hidden'
     return f'{", ".join(lost)}{rest}'
-
-
-def _helps(one: predict.Contribution) -> str:
-    return 'it hides more' if one.effect == _HIDES else f'less time by {one.effect}'
 
 
 def _rank(outcome: Outcome) -> tuple[bool, bool, float]:
