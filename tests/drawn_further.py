@@ -195,9 +195,12 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def with_further(framework, made, seed):
-    """The plan with an option, each in its turn, and one more that is drawn; and the options that it has."""
-    options, taken = OPTIONS.get(framework, ()), []
+def with_further(framework, made, seed, also=()):
+    """The plan with an option, each in its turn, and one more that is drawn; and the options that it has.
+
+    Argument: ``also``, options that come first, whether the framework can say them or not.
+    """
+    options, taken = [*also, *OPTIONS.get(framework, ())], []
     dice = random.Random(f'options {framework} {seed}')
     for keys, needs in (options[seed % len(options)], dice.choice(options)) if options else ():
         if needs(made['plan'], made['workload']['transformer']) and _is_one(other := _with(made, keys)):

@@ -104,6 +104,8 @@ def measure(row, seconds, path):
                 if number >= WARM:
                     with path.open('a') as file:
                         file.write(json.dumps({'commit': commit(), 'order': order, **found}) + '\n')
+                    told = ', '.join(f'{which} {1e3 * found[which][0]:.0f} ms' for which in sorted(found))
+                    print(f'{row}, round {number - WARM + 1}: {told}', file=sys.stderr, flush=True)
                 if time.monotonic() > until:
                     break
         finally:
@@ -122,6 +124,8 @@ def median_with_bounds(values):
 def found(path):
     """The figures of a row: steps, and ratios with bounds."""
     rounds = [json.loads(line) for line in path.read_text().splitlines()]
+    # A median is of one commit.
+    rounds = [one for one in rounds if one['commit'] == rounds[-1]['commit']]
     hand, ours, again = (np.array([one[which] for one in rounds]) for which in ('hand', 'ours', 'again'))
     ratio, used = (2 * ours / (hand + again)).T
     return {
@@ -170,7 +174,9 @@ def main():
     middle = statistics.median(one['ratio'][0] for one in results.values())
     end = f'The median ratio of {len(results)} rows is {middle:.3f}; at most {MOST} is asked for.'
     print(end)
-    if options.write:
+    if options.write and len(results) < len(ROWS):
+        print(f'no page: without {", ".join(ROWS.keys() - results.keys())}', file=sys.stderr)
+    elif options.write:
         sizes = {'hidden': HIDDEN, 'layers': LAYERS, 'sequence': SEQUENCE, 'batch': BATCH, 'turn': TURN}
         PAGE.write_text(
             page_head('by_hand', **sizes) + '\n'.join([*(line(row, one) for row, one in results.items()), '', end, ''])

@@ -27,6 +27,7 @@ from executor.virtual.dry_run import DryIssuer, FoldedComputation, dry_run, repr
 from simpar.case import load_case
 from simpar.errors import Deadlock, ProgramError
 from simpar.program import Program
+from tests.drawn_further import with_further
 from tests.drawn_plans import DRAWN
 from tests.proof import ROOT, arguments, commit, page_head
 
@@ -35,7 +36,27 @@ MOST = 180
 """CPU seconds after which an example is ended."""
 BAR = 60
 """CPU seconds that an example may take."""
-FRAMEWORKS = ('megatron', 'torchtitan', 'mindformers', 'deepspeed')
+FRAMEWORKS = ('megatron', 'torchtitan', 'mindformers', 'deepspeed', 'mindspeed')
+ALSO = [
+    (
+        {'work.optimizer': {'muon': {'master_weights': True}}, 'plan.zero': 1, 'plan.shard_form': 'owned'},
+        lambda plan, model: 'lora' not in model,
+    ),
+    (
+        {
+            'plan.context': 2,
+            'plan.data': lambda plan: plan['data'] // 2,
+            'plan.context_kind': 'all_to_all',
+            'plan.context_heads': 'queries',
+            'kv_heads': 1,
+            'dropout': 0,
+        },
+        lambda plan, model: plan['data'] > 1 and plan.get('tensor', 1) == plan.get('context', 1) == 1,
+    ),
+    ({'sinks': 'learned', 'attention': 'flash'}, lambda plan, model: plan.get('context', 1) == 1),
+    ({'sinks': 'zero', 'attention': 'flash'}, lambda plan, model: plan.get('context', 1) == 1),
+]
+"""Keys that no drawn plan has by itself, and what they need."""
 ELSEWHERE = 'cuda:63'
 Row = dict[str, Any]
 Spoiler = type[DryIssuer] | None
@@ -135,12 +156,14 @@ def plan(number: int) -> Row:
     """A drawn plan, as it is and spoiled."""
     framework = FRAMEWORKS[number % len(FRAMEWORKS)]
     begun = time.process_time()
-    drawn = DRAWN[framework](number)
+    drawn, further = with_further(framework, DRAWN[framework](number), number // len(FRAMEWORKS), ALSO)
     # As few micro-batches as its order has: all do the same.
     drawn['plan']['micro_batches'] = min(drawn['plan']['micro_batches'], max(2, drawn['plan'].get('pipeline', 1)))
     program = load_case(drawn).program
     ranks = representatives(program)
-    row: Row = {'ranks': len(ranks), 'slots': sum(len(program.role(rank)) for rank in ranks)}
+    used = {key for key, value in drawn['plan'].items() if value not in (0, 1, [], 'none')}
+    keys = sorted(used | {key for one in further for key in one if '.' not in key})
+    row: Row = {'keys': keys, 'ranks': len(ranks), 'slots': sum(len(program.role(rank)) for rank in ranks)}
     try:
         found = dry_run(program)
     except (ProgramError, Deadlock) as error:
@@ -234,6 +257,8 @@ def page(examples: list[Row], plans: list[Row], now: str) -> Iterator[str]:
     seconds = statistics.median(row['seconds'] for row in right)
     most = max(row['error'] for row in right)
     yield f'Memory is off by {most:.3%} at most. CPU seconds in the median: {seconds:.1f}.'
+    often = Counter(key for row in right for key in row['keys'])
+    yield f'Their keys: {", ".join(f"`{key}` {count}" for key, count in sorted(often.items()))}.'
     yield from (f'- plan {row["name"]}: {row["wrong"]}' for row in wrong)
     yield from ('', '| sabotage | plans | named | for instance |', '|---|---|---|---|')
     for what in SABOTAGE:

@@ -55,7 +55,7 @@ APART = 0.1
 UNLIKE = {
     # Speeds of the devices; keys of the plan.
     'two stages, the second half as fast': ((1, 1, 0.5, 0.5), {'pipeline': 2, 'data': 2}),
-    'two stages, the first 3/4 as fast': ((0.75, 0.75, 1, 1), {'pipeline': 2, 'tensor': 2}),
+    'two stages, the first 3/4 as fast': ((0.75, 0.75, 1, 1), {'pipeline': 2, 'data': 2}),
     'four stages, the last two half as fast': ((1, 1, 0.5, 0.5), {'pipeline': 4}),
 }
 NET, WITHIN = 'paced:100MB/s,1ms', 0.03

@@ -7,6 +7,7 @@ Blocks of plans and spaces are drawn from seeds of their own, and kept as lines 
 
 import json
 import random
+import sys
 import time
 import unittest.mock
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import yaml
 
 from simpar.case import cluster_of
 from simpar.planner import load_planning
+from simpar.planner.answer import Answer
 from simpar.planner.judge import Judge
 from simpar.planner.render import render
 from simpar.planner.search import search
@@ -36,6 +38,8 @@ ADDED = ('offload', 'recompute_inputs', 'pairs')
 FURTHER = (*ADDED, 'placement', 'expert_ranks')
 FIRST, SECONDS, GAP = 10.0, 120.0, 0.1
 """CPU seconds to a first plan, and of a search; the gap that it comes to."""
+EVERY = 15.0
+"""CPU seconds between two words on a search."""
 Row = dict[str, Any]
 
 
@@ -160,16 +164,22 @@ def gap(file: Path, seconds: float, *, whole: bool) -> int:
     if whole:
         document['planner'] = {'gap': 0.05, 'keys': {f'plan.{key}': FREE for key in FURTHER}}
     # Not the clock on the wall: other work on the machine changes nothing.
-    begin, first = time.process_time(), []
+    begin, first = time.process_time(), list[float]()
+
+    def tell(known: Answer) -> None:
+        now = time.process_time() - begin
+        if known.best and (not first or now > first[-1] + EVERY):
+            first.append(now)
+            best = f'{known.best.step:.4g} s, gap {known.gap:.2%}'
+            print(f'after {now:.1f} CPU s: {best}', file=sys.stderr, flush=True)
+
     with unittest.mock.patch('time.monotonic', time.process_time):
-        answer = load_planning(document).search(
-            jobs=1, seconds=seconds, tell=lambda one: first.append(time.process_time()) if one.best else None
-        )
+        answer = load_planning(document).search(jobs=1, seconds=seconds, tell=tell)
     took = time.process_time() - begin
-    told = f'first plan {first[0] - begin:.1f} s, gap {answer.gap:.2%} after {took:.0f} CPU s'
+    told = f'first plan {first[0]:.1f} s, gap {answer.gap:.2%} after {took:.0f} CPU s'
     print(f'{file}: {told}, of {answer.plans} plans, {answer.never_bounded / answer.plans:.1%} never bounded')
     print(render(answer))
-    return int(first[0] - begin > FIRST or (answer.gap > GAP and not whole) or answer.refuted > 0)
+    return int(first[0] > FIRST or (answer.gap > GAP and not whole) or answer.refuted > 0)
 
 
 def main() -> int:

@@ -118,6 +118,11 @@ def read(path: str) -> bytes:
     return b''
 
 
+def words_of(pid: int) -> str:
+    """The last words of a process's command line."""
+    return read(f'/proc/{pid}/cmdline').decode(errors='replace').replace('\0', ' ')[-60:].strip()
+
+
 def children(pid: int) -> list[int]:
     """Processes that a process has started."""
     return [int(one) for one in read(f'/proc/{pid}/task/{pid}/children').split()]
@@ -138,8 +143,11 @@ def resident(pid: int) -> int:
 def undisturbed(training: Training) -> tuple[list[float], list[tuple[int, int]]]:
     """Losses, and (step, bytes of all ranks together) each second."""
     training.start()
-    samples = []
+    samples, printed = [], 0
     while (code := training.wait(1.0)) is None:
+        if training.step >= printed + 10 * EVERY:
+            printed = training.step
+            print(f'undisturbed: step {printed}', file=sys.stderr, flush=True)
         memory = [resident(pid) for pid in training.ranks()]
         if len(memory) == 4 and all(memory) and training.step:
             samples.append((training.step, sum(memory)))
@@ -170,7 +178,7 @@ def disturb(training: Training, kind: str, draw: random.Random) -> Fault:
     code = training.wait(NAMED)
     seconds = time.monotonic() - begun_at
     end = time.monotonic() + GONE
-    while (left := [f'process {pid}' for pid in tree if alive(pid)]) and time.monotonic() < end:
+    while (left := [f'process {pid}: {words_of(pid)}' for pid in tree if alive(pid)]) and time.monotonic() < end:
         time.sleep(0.1)
     if code is None:
         assert training.process is not None

@@ -212,7 +212,8 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
         with self.plain():
             found = func(*args)
         leaves, shape = flat(args, {})
-        self._issue(func, leaves, shape, [one for one in leaves if self._is_ours(one)], list(found))
+        results = [found] if isinstance(found, torch.Tensor) else list(found)
+        self._issue(func, leaves, shape, [one for one in leaves if self._is_ours(one)], results)
         return found
 
     def _is_ours(self, one: Any) -> bool:
@@ -309,7 +310,7 @@ class Indexed(TorchFunctionMode):  # type: ignore[misc]
             return self.mode.bare(args[0]).requires_grad_()
         if func is torch.autograd.grad:
             return self._derivatives(*args, **(kwargs or {}))
-        if func is aten._fused_rms_norm:
+        if func in (aten._fused_rms_norm, aten.silu_backward):
             return self.mode.as_one(func.default, args)
         if func in GUARDED:
             return GUARDED[func](*args, **(kwargs or {}))

@@ -347,7 +347,9 @@ def register() -> None:
         return lambda *args, **kwargs: dispatch(func, args, kwargs)
 
     # All other factories fill what these make, but for ``arange``, which changes its size.
-    for name in ('empty.memory_format', 'empty_strided', 'arange', 'arange.start', 'arange.start_step'):
+    made = ('empty.memory_format', 'empty_strided', 'arange', 'arange.start', 'arange.start_step')
+    # Torch takes it apart for devices that it does not know; those that it knows have a kernel.
+    for name in (*made, 'silu_backward'):
         base, _, overload = name.partition('.')
         library.impl(name, made_of(getattr(getattr(aten, base), overload or 'default')), 'PrivateUse1')
     # Kept: its end would take the implementations back.
