@@ -174,6 +174,15 @@ def test_the_plan_of_the_file_is_the_first_answer_and_what_is_gained_over_it_is_
     assert "The file's own plan takes" in screen.err
 
 
+def test_a_plan_of_the_file_outside_of_the_space_is_the_first_answer_too():
+    document = yaml.safe_load(OWN)
+    document['planner']['keys']['plan.fusion'] = 'free'
+    document['plan']['fusion'] = '3 MB'
+    told = []
+    load_planning(document).search(jobs=1, seconds=0.0, tell=told.append)
+    assert [one.step for one in told[0].ranking] == [simpar.load_case(document).predict().step]
+
+
 def test_no_plan_is_answered_that_is_slower_than_the_files_own_however_wide_noise_is(own):
     best = load_planning(own).search(jobs=1)
     # The fastest as the file's own, and noise that all plans are within.

@@ -383,6 +383,9 @@ class _Tree:
         if own:
             self._took(*own, 0.0)
             found.bounds[own[0]] = maker.least(own[0])
+        elif self.tell and found.fastest < float('inf'):
+            # A plan outside of the space is an answer, too.
+            self.tell(found)
         starts = maker.found(self.until)
         for _ in range(AT_ONCE):
             self._begin([*islice(starts, 1)])
