@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from every import some
 from tables import load_table
 from trains import trains
 
@@ -45,7 +46,7 @@ def test_losses_are_those_of_the_unsharded_model_and_nothing_is_trained(plan):
     assert found.losses[0] == pytest.approx(trained.losses[0], rel=1e-12)
 
 
-@pytest.mark.parametrize('order', sorted(ORDERS))
+@pytest.mark.parametrize('order', some(sorted(ORDERS), 2))
 def test_every_order_goes_forward_alone(order):
     plan = Plan(pipeline=2, micro_batches=4, order=order, chunks=0)
     try:

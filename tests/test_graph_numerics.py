@@ -6,7 +6,6 @@ from functools import cache
 
 import pytest
 from tables import load_tree
-from trains import trains
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
@@ -146,19 +145,6 @@ def test_the_reference_of_a_block_trains_as_torchs_own_layer():
     assert found.losses == pytest.approx(losses, rel=1e-12)
     for name, parameter in ours(found.parameters).items():
         torch.testing.assert_close(parameter, layer.state_dict()[name], rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize(('data', 'tensor'), [(1, 4), (2, 2), (2, 4), (4, 4), (4, 1)])
-def test_a_block_in_megatrons_layout_has_its_two_sums(data, tensor):
-    """Behind o and down, and twice in the backward, each of the rows of a data rank; nothing is redistributed."""
-    workload, plan = block(data, tensor), Plan(dataset='full-batch')
-    program = trains(workload, plan, data * tensor, steps=2)
-    for phase in 'FI':
-        found = [op for op in program.op_classes if op.kind == 'collective' and op.phase == phase]
-        assert [op.operator for op in found] == ['all_reduce'] * (2 * (tensor > 1))
-        assert {op.bytes for op in found} <= {workload.batch // data * HIDDEN * 4.0}
-    local = [op.reads[0] for op in program.op_classes if op.operator in ('slice', 'pad', 'scale')]
-    assert local == (['x', 'target'] if data > 1 else [])
 
 
 def test_a_gradient_of_one_reader_that_is_left_out_is_found():

@@ -84,15 +84,6 @@ def test_sequence_parallelism_shares_every_term(tensor, reduce):
     assert kept_by_a_layer(plan) == S * B * H * terms
 
 
-@pytest.mark.parametrize(('tensor', 'sequence_parallel'), [(1, False), (2, False), (4, False), (2, True), (4, True)])
-def test_unfused_attention_with_dropout_keeps_all_of_the_paper(tensor, sequence_parallel):
-    """34 + 5 a s / h, cut as the paper cuts it: masks of dropout and the matrices of attention are there as well."""
-    plan = Plan(data=1, tensor=tensor, sequence_parallel=sequence_parallel)
-    norms = 2 * 2 * 2 / H / (tensor if sequence_parallel else 1)
-    expected = S * B * H * (published(tensor, sequence_parallel=sequence_parallel) + 5 * A * S / H / tensor + norms)
-    assert kept_by_a_layer(plan, attention='unfused', dropout=0.1) == expected
-
-
 def test_unfused_attention_without_dropout_keeps_one_matrix():
     """The probability, 2 a s² b bytes, in place of the logsumexp."""
     lse = 4 * A * S * B

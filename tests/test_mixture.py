@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from every import some
 from trains import trains
 
 from simpar.case import case_of, load_case
@@ -52,7 +53,7 @@ def workload(experts, **more):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(('experts', 'plan'), CASES)
+@pytest.mark.parametrize(('experts', 'plan'), some(CASES, 2))
 def test_a_mixture_trains_as_the_unsharded_model(experts, plan):
     chosen, ranks = PLANS[plan]
     case = workload(MIXTURES[experts])

