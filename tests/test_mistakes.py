@@ -1,6 +1,7 @@
 """Mistakes of users end with a message, never with an internal error; `make prove-mistakes` makes all of them."""
 
 import pytest
+from every import some
 
 from simpar.cli import main
 from tests.mistake import KINDS, MENDED, mistakes
@@ -23,7 +24,7 @@ def said(mistake, folder, monkeypatch, capsys):
 
 @pytest.mark.parametrize('kind', sorted(ALL.keys() - {'modules'}))
 def test_a_mistake_is_told_without_a_traceback(kind, tmp_path, monkeypatch, capsys):
-    for number, mistake in enumerate(ALL[kind]):
+    for number, mistake in enumerate(some(ALL[kind], 2)):
         if mistake.what.startswith(SLOW):
             continue
         folder = tmp_path / str(number)

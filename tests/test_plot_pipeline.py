@@ -12,7 +12,7 @@ from pipeline_traces import B, F, plan_of, trace_of
 from simpar.interval_sets import length, minus, union
 from simpar.lower.lower import order_of
 from simpar.metrics import metrics
-from simpar.plot import timeline, write_figure
+from simpar.plot import timeline
 from simpar.plot.pipeline_panel import COLOURS, LANE, pipeline_view
 
 NAMES = ('plan', 'baseline')
@@ -223,11 +223,3 @@ def test_one_rank_is_shown_with_its_streams_if_asked_for():
 def test_a_baseline_without_a_pipeline_is_a_row_of_its_own():
     figure = timeline(traced(micro_batches=2), traced(ranks=1, micro_batches=2), names=NAMES)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ['every rank']
-
-
-@pytest.mark.parametrize('suffix', ['png', 'svg'])
-def test_the_same_picture_gives_the_same_bytes(tmp_path, suffix):
-    paths = [tmp_path / f'{name}.{suffix}' for name in 'ab']
-    for path in paths:
-        write_figure(path, timeline(traced('zb-h1', micro_batches=4, send=0.5)))
-    assert paths[0].read_bytes() == paths[1].read_bytes()

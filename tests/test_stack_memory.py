@@ -14,9 +14,8 @@ from simpar.predict import predict
 from simpar.profiles import load_stack
 from simpar.schedule import schedule_of
 from simpar.shipped import measured_folder
-from simpar.validate.memory import measured, memory_of, memory_pairs, memory_score
+from simpar.validate.memory import measured, memory_pairs, memory_score
 from simpar.validate.rows import read_rows
-from simpar.validate.settings import options
 from simpar.workload import Adam, Transformer, Workload
 
 MIB = 2**20
@@ -172,27 +171,6 @@ def test_a_peak_with_a_checkpoint_in_it_does_not_count_where_a_run_from_the_star
     from_start, resumed = told['megatron_ci:0683'], told['megatron_ci:0684']
     assert [row.name for group in measured([resumed, from_start]) for row in group] == [from_start.name]
     assert [row.name for group in measured([resumed]) for row in group] == [resumed.name]
-
-
-def test_every_fact_of_megatron_core_changes_some_run():
-    stack = load_stack('megatron-core').memory
-    names = {*stack.workspaces, *stack.beside, 'gradients', 'gradient_copies', 'boundary', 'mask'}
-    by_options = {}
-    for pair in scored()[0]:
-        row = pair.row
-        kind = (options(row), row.whole('pp'), row.whole('n_experts') > 1, row.text('dtype'), row.text('hardware'))
-        by_options.setdefault(kind, pair)
-    for pair in by_options.values():
-        for name in sorted(names):
-            asked = {**stack.workspaces, **stack.beside}.get(name)
-            if asked is not None and asked.when and asked.when not in options(pair.row):
-                continue
-            held = memory_of(pair.row, {name})
-            if (held.peak_bytes, end_of(held)) != (pair.peak, pair.end):
-                names.discard(name)
-        if not names:
-            break
-    assert not names
 
 
 def test_the_command_prints_and_answers_as_json(tmp_path, json_of, printed, refused):
