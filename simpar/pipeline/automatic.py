@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.kernels import Array, kernel, part
-from simpar.pipeline.checks import peak_of_letters
+from simpar.pipeline.checks import peak_live
 from simpar.pipeline.clock import Recurrence, StageTimes, run
 from simpar.pipeline.order import Order, refuse
 from simpar.pipeline.zero_bubble import letters, of_letters
@@ -368,7 +368,8 @@ def _within_limit(setting: Setting, ahead: int, lag: int) -> Letters:
     """1F1B (1, 0), ZB-H1 (1, 1) or ZB-H2 (2, 2), with less warm-up and then less lag where the limit is lower."""
     ranks, count = setting.ranks, setting.micro_batches
     rows = tuple(letters(count, ahead * (ranks - 1 - rank), lag * rank) for rank in range(ranks))
-    if all(peak_of_letters(row, setting.kept) <= limit for row, limit in zip(rows, setting.limits, strict=True)):
+    peaks = peak_live(of_letters(rows, count), setting.kept)
+    if all(peak <= limit for peak, limit in zip(peaks, setting.limits, strict=True)):
         return rows
     # One activation is the one that is worked on.
     room = [floor(limit) - 1 for limit in setting.limits]

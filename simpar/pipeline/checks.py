@@ -150,21 +150,6 @@ def peak_live(order: Order, kept: float = 1.0) -> tuple[float, ...]:
     return tuple(max(_live(row, kept), default=0.0) for row in order.actions)
 
 
-def peak_of_letters(row: str, kept: float) -> float:
-    """The same of a rank whose work is told as letters F, I and W."""
-    full = waiting = 0
-    most = 0.0
-    for kind in row:
-        if kind == 'F':
-            full += 1
-        elif kind == 'I':
-            full, waiting = full - 1, waiting + 1
-        else:
-            waiting -= 1
-        most = max(most, full + kept * waiting)
-    return most
-
-
 def _live(row: Row, kept: float) -> Iterator[float]:
     """What a rank keeps behind each action; counted, so that no share is lost in sums."""
     full = waiting = 0
@@ -306,7 +291,7 @@ def read_csv(path: Path) -> Order:
         problems = [Problem(str(path), 'no actions', 'write a row for each rank, e.g. 0F0,0B0')]
     problems = problems or _numbering(path, cells)
     refuse(problems[:MOST_FAULTS])
-    order = _order(cells)
+    order = _order([[action for *_, action in row] for row in cells])
     found = faults(order)
     if found:
         told = [Problem(_where(path, cells, fault.rank, fault.position), fault.what) for fault in found]
@@ -336,20 +321,22 @@ def _cells(path: Path, text: str) -> tuple[list[list[_Cell]], list[Problem]]:
     for number, line in enumerate(lines, 1):
         words = ((column, cell.strip()) for column, cell in enumerate(_split(line), 1))
         # From 2.15 on torch also writes when it waits for sends; a send's buffer is known here by its needs.
-        read = [(column, _read(word)) for column, word in words if word and not _WAIT.fullmatch(word)]
+        read = [
+            (column, _read(word, f'{path}:{number}:{column}'))
+            for column, word in words
+            if word and not _WAIT.fullmatch(word)
+        ]
         rows.append([(number, column, found) for column, found in read if isinstance(found, Action)])
-        for column, found in read:
-            if isinstance(found, ValueError):
-                what, _, instead = str(found).partition('; ')
-                problems.append(Problem(f'{path}:{number}:{column}', what, instead))
+        problems += [found for _, found in read if isinstance(found, Problem)]
     return rows, problems
 
 
-def _read(word: str) -> Action | ValueError:
+def _read(word: str, where: str) -> Action | Problem:
     try:
         return parse_action(word)
     except ValueError as error:
-        return error
+        what, _, instead = str(error).partition('; ')
+        return Problem(where, what, instead)
 
 
 def _split(line: str) -> list[str]:
@@ -378,16 +365,18 @@ def _numbering(path: Path, cells: list[list[_Cell]]) -> list[Problem]:
     return problems
 
 
-def _order(cells: list[list[_Cell]]) -> Order:
+def _order(rows: Sequence[Sequence[Action]]) -> Order:
+    """The order of some rows, whose stages have numbers without a gap."""
     placement: dict[int, int] = {}
     micro_batches = 0
-    for rank, row in enumerate(cells):
-        for *_, action in row:
+    for rank, row in enumerate(rows):
+        for action in row:
             for part in action.parts:
+                # The first rank that names a stage has it; another that does is told as a fault.
                 placement.setdefault(part.stage, rank)
                 micro_batches = max(micro_batches, (part.micro_batch or 0) + 1)
-    rows = tuple(tuple(action for *_, action in row) for row in cells)
-    return Order(rows, tuple(placement[stage] for stage in range(len(placement))), micro_batches)
+    placed = tuple(placement[stage] for stage in range(len(placement)))
+    return Order(tuple(map(tuple, rows)), placed, micro_batches)
 
 
 def _where(path: Path, cells: list[list[_Cell]], rank: int, position: int) -> str:
@@ -406,31 +395,11 @@ def order_of_rows(rows: Sequence[str], name: str = 'plan.rows') -> Order:
 
     Arguments: ``name``, said where they are wrong. Raises `ScheduleError` with every fault.
     """
-    problems: list[Problem] = []
-    actions = [[*_actions(row, f'{name}.{rank}', problems)] for rank, row in enumerate(rows)]
-    placement: dict[int, int] = {}
-    micro_batches = 0
-    for rank, row in enumerate(actions):
-        for part in (part for action in row for part in action.parts):
-            # The first rank that names a stage has it; another that does is told as a fault by check_order.
-            placement.setdefault(part.stage, rank)
-            micro_batches = max(micro_batches, (part.micro_batch or 0) + 1)
-    if not problems and (not placement or sorted(placement) != list(range(len(placement)))):
-        problems.append(Problem(name, f'stages {sorted(placement)}', 'number stages from 0 without a gap'))
+    read = [[_read(word, f'{name}.{rank}') for word in row.replace(',', ' ').split()] for rank, row in enumerate(rows)]
+    problems = [found for row in read for found in row if isinstance(found, Problem)]
+    actions = [[found for found in row if isinstance(found, Action)] for row in read]
+    stages = sorted({part.stage for row in actions for action in row for part in action.parts})
+    if not problems and (not stages or stages != list(range(len(stages)))):
+        problems.append(Problem(name, f'stages {stages}', 'number stages from 0 without a gap'))
     refuse(problems[:20])
-    order = Order(tuple(map(tuple, actions)), tuple(placement[stage] for stage in range(len(placement))), micro_batches)
-    return check_order(order, name)
-
-
-def _actions(row: str, where: str, problems: list[Problem]) -> list[Action]:
-    read = [_action_of(word, where) for word in row.replace(',', ' ').split()]
-    problems += [found for found in read if isinstance(found, Problem)]
-    return [found for found in read if isinstance(found, Action)]
-
-
-def _action_of(word: str, where: str) -> Action | Problem:
-    try:
-        return parse_action(word)
-    except ValueError as error:
-        what, _, instead = str(error).partition('; ')
-        return Problem(where, what, instead)
+    return check_order(_order(actions), name)

@@ -1,7 +1,7 @@
 """Clock: the least period of an order, given least seconds of its actions; what its ranks hold, and wait for."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -216,25 +216,13 @@ class Timed:
     known: dict[int, Any] = field(default_factory=dict)
 
     def period(self, seconds: Mapping[Work, Lasts], tail: Tail | None = None) -> float:
-        """Seconds of a step; arguments as of ``periods``."""
-        return self.periods(seconds, [tail or Tail((0.0,) * self.ranks)])[0]
-
-    def periods(self, seconds: Mapping[Work, Lasts], tails: Sequence[Tail]) -> list[float]:
-        """Seconds of a step, by what ends it.
-
-        Arguments: ``seconds``, of each work; ``tails``, what ends a step.
-        """
+        """Seconds of a step. Arguments: ``seconds``, of each work; ``tail``, what ends a step; None, nothing."""
+        tail = tail or Tail((0.0,) * self.ranks)
         each = np.array([seconds[work] for work in self.works], dtype=np.float64).reshape(-1, 4)[self.work]
-        found = {tail: self._period(each, tail) for tail in dict.fromkeys(tails)}
-        return [found[tail] for tail in tails]
-
-    def _period(self, each: Floats, tail: Tail) -> float:
-        free, ready = np.zeros(self.ranks), np.zeros(len(self.work))
-        before = self.before
         # From one end to the next all steps are alike where all ranks begin them together.
         steps, behind = 1 if tail.together else STEPS, np.array(tail.seconds)
-        given = before.start, before.item, each, behind, tail.together, steps
-        return float(period.compiled(self.rank, *given, free, ready))
+        given = self.before.start, self.before.item, each, behind, tail.together, steps
+        return float(period.compiled(self.rank, *given, np.zeros(self.ranks), np.zeros(len(self.work))))
 
     @property
     def parted(self) -> bool:

@@ -11,7 +11,7 @@ from simpar.model.operators import OP_CLASSES, PRIMITIVES
 from simpar.model.operators.attention import AttentionCore
 from simpar.model.operators.linear import BIAS_ADD
 from simpar.model.primitive import Shape
-from simpar.program import OpClass, OpKind, Phase
+from simpar.program import OpClass, Phase
 from simpar.strategy_search import Graph, Operator
 from simpar.strategy_search.objective import Bits, Bytes, Candidate, counts, redistribution_bytes, used
 
@@ -117,7 +117,7 @@ class StepSeconds:
         host: seconds of the host for an op.
         dtype: of all tensors.
         hidden: sums of parameters' gradients count nothing.
-        known: prices asked before, in seconds; groups, ranks along bits.
+        known: seconds of messages asked before.
     """
 
     bytes: StepBytes
@@ -127,7 +127,6 @@ class StepSeconds:
     dtype: str
     hidden: bool = False
     known: dict[object, float] = field(default_factory=dict)
-    groups: dict[frozenset[int], tuple[int, ...]] = field(default_factory=dict)
 
     def operator(self, graph: Graph, operator: Operator, candidate: Candidate, devices: int) -> float:
         """Forward and backward of every slice with their sums, and the sums of gradients once."""
@@ -213,18 +212,14 @@ class StepSeconds:
     def _product(self, name: str, phase: Phase, size: tuple[float, float, float], moved: float) -> float:
         # Sizes are halved as floats here; tables of cost are keyed by whole numbers.
         m, n, k = (max(1, round(length)) for length in size)
-        key = (name, phase, m, n, k)
-        if key not in self.known:
-            op = self._op('compute', name, phase, moved, flops=2.0 * m * n * k, dims={'m': m, 'n': n, 'k': k})
-            self.known[key] = max(self.host, self.compute.seconds(op).seconds)
-        return self.known[key]
+        return self._computed(name, phase, {'m': m, 'n': n, 'k': k}, 2.0 * m * n * k, moved)
 
     def _streaming(self, name: str, phase: Phase, moved: float) -> float:
-        key = (name, phase, moved)
-        if key not in self.known:
-            op = self._op('compute', name, phase, moved, flops=moved / self.bytes.itemsize)
-            self.known[key] = max(self.host, self.compute.seconds(op).seconds)
-        return self.known[key]
+        return self._computed(name, phase, {}, moved / self.bytes.itemsize, moved)
+
+    def _computed(self, name: str, phase: Phase, dims: dict[str, int], flops: float, moved: float) -> float:
+        op = OpClass(name, 'compute', name, phase, dims, flops, moved, self.dtype)
+        return max(self.host, self.compute.seconds(op).seconds)
 
     # communication
 
@@ -249,37 +244,14 @@ class StepSeconds:
     def _message(self, operator: str, size: float, ranks: tuple[int, ...]) -> float:
         key = (operator, size, ranks)
         if key not in self.known:
-            cost = self.collective.cost(self._op('collective', operator, 'F', size), ranks)
+            op = OpClass(operator, 'collective', operator, 'F', bytes=size, dtype=self.dtype)
+            cost = self.collective.cost(op, ranks)
             self.known[key] = max(self.host, cost.alpha + cost.transfer)
         return self.known[key]
 
-    def _op(
-        self,
-        kind: OpKind,
-        operator: str,
-        phase: Phase,
-        moved: float,
-        flops: float = 0.0,
-        dims: dict[str, int] | None = None,
-    ) -> OpClass:
-        return OpClass(
-            name=operator,
-            kind=kind,
-            operator=operator,
-            phase=phase,
-            dims=dims or {},
-            flops=flops,
-            bytes=moved,
-            dtype=self.dtype,
-        )
-
     def _ranks(self, bits: Collection[int]) -> tuple[int, ...]:
         """The first group along bits, the most significant first."""
-        # A search asks for the same few groups thousands of times.
-        key = frozenset(bits)
-        if key not in self.groups:
-            self.groups[key] = group_of(0, merged(Axis(2, self.bytes.devices >> bit + 1) for bit in sorted(key)))
-        return self.groups[key]
+        return group_of(0, merged(Axis(2, self.bytes.devices >> bit + 1) for bit in sorted(bits)))
 
     @staticmethod
     def _stands(layout: Bits) -> set[tuple[int, tuple[int, int]]]:

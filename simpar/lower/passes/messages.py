@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from simpar.layout import operators, replicated
@@ -454,8 +454,6 @@ def _in_order(use: _Use) -> tuple[object, ...]:
     return use.first, use.last, _by_number(use.bucket), use.partition
 
 
-# Every use of a bucket asks, in every row of a sweep.
-@lru_cache(maxsize=2**12)
 def _by_number(bucket: str) -> tuple[int | str, ...]:
     """A name split by its numbers, so that every second part is one."""
     return tuple(int(part) if at % 2 else part for at, part in enumerate(re.split(r'(\d+)', bucket)))
