@@ -148,7 +148,7 @@ def runtime(order):
     """torch's runtime with as many stages as the order has on a rank; no process, no model."""
     stage = mock.create_autospec(stages.PipelineStage, instance=True)
     stage.group_rank, stage.group_size, stage.num_stages, stage.submod = 0, order.ranks, order.stages, None
-    return schedules._PipelineScheduleRuntime([stage] * len(order.stages_of(0)), order.micro_batches)
+    return schedules._PipelineScheduleRuntime([stage] * order.placement.count(0), order.micro_batches)
 
 
 @pytest.mark.parametrize('name', [*SINGLE, *MULTI, 'zb-h2'])

@@ -113,5 +113,5 @@ def test_the_mirror_is_over_all_ranks_with_the_same_slice(name):
     sharded = operators.matmul(
         'mm', (recorded.batch, recorded.inputs), (recorded.inputs, recorded.outputs)
     ).sharded(recorded.strategy, recorded.world)  # fmt: skip
-    group = group_of(recorded.rank, sharded.mirror(1))
+    group = group_of(recorded.rank, sharded.inputs[1].unsharded_axes)
     assert [recorded.ranks(op['ranks']) for op in mirrors] == ([group] if len(group) > 1 else [])

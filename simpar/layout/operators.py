@@ -13,7 +13,7 @@ from itertools import islice, product
 from math import gcd, log2, prod
 
 from simpar.errors import Infeasible
-from simpar.layout.layout import Axis, TensorLayout, mapped, size_of
+from simpar.layout.layout import TensorLayout, mapped, size_of
 from simpar.layout.redistribution import Redistribution, redistribute
 
 # The valid strategies that are nearest to one that cannot be.
@@ -248,10 +248,6 @@ class Sharded:
     def backward(self) -> Redistribution:
         """What the output's gradient passes on its way back: an all-reduce, an all-gather, or nothing."""
         return self.forward.backward()
-
-    def mirror(self, place: int) -> tuple[Axis, ...]:
-        """The axes over which the gradient of a parameter, input number ``place``, is summed."""
-        return self.inputs[place].unsharded_axes
 
     def slice_shape(self, place: int) -> tuple[int, ...]:
         """Shape of a rank's slice of an input."""

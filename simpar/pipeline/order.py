@@ -153,10 +153,6 @@ class Order:
         """Whether some forward interleaves with a backward."""
         return any(action.sub_actions for row in self.actions for action in row)
 
-    def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that a pipeline rank holds, in order."""
-        return tuple(stage for stage, holder in enumerate(self.placement) if holder == rank)
-
     def crosses(self, stage: int) -> bool:
         """Whether what passes between a stage and the next goes to another rank; False behind the last stage."""
         return stage + 1 < self.stages and self.placement[stage] != self.placement[stage + 1]

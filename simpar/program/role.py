@@ -61,13 +61,6 @@ class Csr:
         bounds = len(self.start) == rows + 1 and self.start[0] == 0 and self.start[-1] == len(self.item)
         return bool(bounds and (self.count >= 0).all() and ((self.item >= 0) & (self.item < items)).all())
 
-    def without(self, index: int) -> Csr:
-        """The lists less the item of this index."""
-        count = self.count
-        # ``row`` is taken before the count changes: both are of the list as it was.
-        count[self.row[index]] -= 1
-        return Csr.counted(count, np.delete(self.item, index))
-
     @property
     def row(self) -> NDArray[np.int64]:
         """Shape [items], the row of each item."""
