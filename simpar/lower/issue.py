@@ -304,15 +304,23 @@ class Issued:
         # Runs, not blocks: there are a few runs and thousands of blocks.
         return (issue.op for run in self.runs for issue in run.issues)
 
-    def last(self) -> Iterator[tuple[int, OpClass]]:
-        """The ops of all runs, each with its place in the last block of its run."""
-        starts = self.last_start.items()
-        return ((begin + offset, issue.op) for run, begin in starts for offset, issue in enumerate(run.issues))
-
     @property
     def last_start(self) -> dict[Run, int]:
         """Of each run the place of the first op of its last block."""
         return {block.run: begin for block, begin in zip(self.blocks, self.start[:-1], strict=True)}
+
+    def readers(self, wanted: set[str]) -> dict[str, tuple[int, int]]:
+        """The places of the first and of the last op that reads each of some tensors."""
+        # A run may stand in many blocks; the first and the last of them count.
+        last, backwards = self.last_start, reversed([*zip(self.blocks, self.start[:-1], strict=True)])
+        first = {block.run: begin for block, begin in backwards}
+        found: dict[str, tuple[int, int]] = {}
+        for run in self.runs:
+            for offset, issue in enumerate(run.issues):
+                for name in wanted.intersection(issue.op.reads):
+                    begin, end = found.get(name, (self.start[-1], 0))
+                    found[name] = min(begin, first[run] + offset), max(end, last[run] + offset)
+        return found
 
     def behind(self, issues: Sequence[Issue]) -> Issued:
         """The order with more behind it."""

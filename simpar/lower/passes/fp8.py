@@ -203,33 +203,11 @@ def cast_weights(tape: Tape, order: Issued, place: int) -> Issued:
     mine = [op for op in tape.casts if tape.mesh.pipeline_rank(op.stage) == place]
     if not mine:
         return order
-    wanted = {name for op in mine for name in op.writes}
-    first, last = _first(order, wanted), _last(order, wanted)
+    readers = order.readers({name for op in mine for name in op.writes})
     at: dict[int, list[Issue]] = {}
     for op in mine:
         end = replace(op, name=f'{op.reads[0]}.cast.reshard.F', operator='reshard', flops=0.0, bytes=0.0, reads=(),
                       writes=(), frees=op.writes, attributes={})  # fmt: skip
-        at.setdefault(max(last[name] for name in op.writes) + 1, []).insert(0, Issue(end))
-        at.setdefault(min(first[name] for name in op.writes), []).append(Issue(op))
+        at.setdefault(max(readers[name][1] for name in op.writes) + 1, []).insert(0, Issue(end))
+        at.setdefault(min(readers[name][0] for name in op.writes), []).append(Issue(op))
     return order.inserted(at)
-
-
-def _first(order: Issued, wanted: set[str]) -> dict[str, int]:
-    """The place of the first reader of each name."""
-    found: dict[str, int] = {}
-    # Backward, so that the first block of a run stays.
-    start_of = {block.run: begin for block, begin in reversed(list(zip(order.blocks, order.start[:-1], strict=True)))}
-    for run, start in start_of.items():
-        for offset, issue in enumerate(run.issues):
-            for name in wanted.intersection(issue.op.reads):
-                found[name] = min(start + offset, found.get(name, start + offset))
-    return found
-
-
-def _last(order: Issued, wanted: set[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for at, op in order.last():
-        for name in wanted.intersection(op.reads):
-            # A run may stand last in several blocks; the latest counts.
-            found[name] = max(at, found.get(name, 0))
-    return found

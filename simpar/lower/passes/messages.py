@@ -69,12 +69,7 @@ def once_a_step(tape: Tape, order: Issued, place: int) -> Issued:
     mine = [op for op in tape.once if tape.mesh.pipeline_rank(op.stage) == place]
     if not mine:
         return order
-    wanted = {name for op in mine for name in op.writes}
-    last: dict[str, int] = {}
-    for at, op in order.last():
-        for name in wanted.intersection(op.reads):
-            # A run may stand last in several blocks; the latest counts.
-            last[name] = max(at, last.get(name, 0))
+    readers = order.readers({name for op in mine for name in op.writes})
     ends: dict[int, list[Issue]] = {}
     for op in mine:
         (full,) = op.writes
@@ -87,7 +82,7 @@ def once_a_step(tape: Tape, order: Issued, place: int) -> Issued:
             frees=op.writes,
             stage=op.stage,
         )
-        ends.setdefault(last[full] + 1, []).append(Issue(end))
+        ends.setdefault(readers[full][1] + 1, []).append(Issue(end))
     return Issued((block_of(Issue(op) for op in mine), *order.inserted(ends).blocks))
 
 
@@ -650,8 +645,8 @@ def _place(order: Issued, reductions: Sequence[Reduction], *, end: bool) -> Issu
     """Issue every reduction behind the last writer of its gradients; with ``end`` behind the backward."""
     if not reductions:
         return order
-    # Asked for only where something is reduced once a step.
-    final, last = _last(order) if any(one.stage < 0 for one in reductions) else (0, {})
+    once = {name for one in reductions if one.stage < 0 for name in one.gradients}
+    final, last = _last(order, once) if once else (0, {})
     often = {name for reduction in reductions if reduction.stage >= 0 for name in reduction.gradients}
     written = {run: _written(run, often) for run in order.runs} if often else {}
     behind: dict[int, list[Issue]] = {}
@@ -666,29 +661,15 @@ def _place(order: Issued, reductions: Sequence[Reduction], *, end: bool) -> Issu
     return order.inserted(behind)
 
 
-def _last(order: Issued) -> tuple[int, dict[str, int]]:
-    """The end of the backward, the last computation that is none of the forward's; and by tensor its last writer."""
+def _last(order: Issued, names: set[str]) -> tuple[int, dict[str, int]]:
+    """The end of the backward, the last that is computed but for forwards; and of some tensors the last writer."""
     final, last = 0, dict[str, int]()
     for run, begin in order.last_start.items():
-        offset, writers = _last_in(run)
-        final = max(final, begin + offset)
-        for name, at in writers.items():
-            # Asked of every tensor that any op writes: `max` would take twice as long.
-            if begin + at >= last.get(name, 0):
-                last[name] = begin + at
-    return final, last
-
-
-def _last_in(run: Run) -> tuple[int, dict[str, int]]:
-    """The same of a run, by its own offsets; ``_NEVER`` where it has no backward."""
-    final, last = _NEVER, dict[str, int]()
-    for offset, (op, *_) in enumerate(run.issues):
-        if op.kind == 'compute' and op.phase != 'F':
-            final = offset
-        for name in op.accumulates:
-            last[name] = offset
-        for name in op.writes:
-            last[name] = offset
+        for at, (op, *_) in enumerate(run.issues, begin):
+            if op.kind == 'compute' and op.phase != 'F':
+                final = max(final, at)
+            for name in names.intersection((*op.accumulates, *op.writes)):
+                last[name] = max(at, last.get(name, 0))
     return final, last
 
 
