@@ -137,12 +137,9 @@ def held_by(program: Program, role: Role, layers: Sequence[int], framework: Fram
         lives = with_framework(lives, program, role, framework)
         # Its mask grows with the samples of a micro-batch, and is left out.
         fixed = float(framework.reserved)
-    forward, backward = _parts(program, role)
+    forward, backward = _done(program, role, PARTS['F']), _done(program, role, PARTS['B'])
     mine = _of_middle(program, role, lives)
-    sums = {'inner': 0.0, 'end': 0.0, 'received': 0.0, 'others': 0.0}
-    for row in mine:
-        if lives.begin[row] <= forward[-1] and lives.end[row] >= backward[0] and lives.writer[row] != NONE:
-            sums[_place(program, role, int(lives.writer[row]), layers)] += float(lives.bytes[row])
+    sums = _over(program, role, lives, (forward[-1], backward[0]), layers)
     most, head = _peaks(program, role, lives, mine, forward, backward, layers)
     return Held(
         layers=standing[0],
@@ -172,26 +169,30 @@ def _of_middle(program: Program, role: Role, lives: Lifetimes) -> list[int]:
 def waits_of(program: Program, role: Role, layers: Sequence[int]) -> tuple[float, float, float]:
     """Bytes of activations that the middle micro-batch keeps between its gradients of inputs and those of weights."""
     lives = lifetimes(program, role)
-    inputs, weights = _done(program, role, 'I'), _done(program, role, 'W')
-    sums = {'inner': 0.0, 'end': 0.0, 'received': 0.0, 'others': 0.0}
+    inputs, weights = _done(program, role, PARTS['I']), _done(program, role, PARTS['W'])
     if not inputs or not weights or inputs[-1] > weights[0]:
         return 0.0, 0.0, 0.0
-    for row in range(len(lives)):
-        tensor, writer = int(lives.tensor[row]), int(lives.writer[row])
-        own = lives.micro_batch[row] == MIDDLE and not lives.always[row] and not lives.before[row]
-        if NONE in (tensor, writer) or not own:
-            continue
-        if program.tensors[tensor].kind != 'activation' or lives.begin[row] > inputs[-1] or lives.end[row] < weights[0]:
-            continue
-        sums[_place(program, role, writer, layers)] += float(lives.bytes[row])
+    sums = _over(program, role, lives, (inputs[-1], weights[0]), layers)
     return sums['inner'], sums['end'], sums['received'] + sums['others']
 
 
-def _done(program: Program, role: Role, part: str) -> list[int]:
-    """The compute slots of a part of the middle micro-batch."""
+def _over(
+    program: Program, role: Role, lives: Lifetimes, slots: tuple[int, int], layers: Sequence[int]
+) -> dict[str, float]:
+    """Bytes of what the middle micro-batch has from one slot to a later one, by where it is written."""
+    sums = {'inner': 0.0, 'end': 0.0, 'received': 0.0, 'others': 0.0}
+    for row in _of_middle(program, role, lives):
+        writer = int(lives.writer[row])
+        if writer != NONE and lives.begin[row] <= slots[0] and lives.end[row] >= slots[1]:
+            sums[_place(program, role, writer, layers)] += float(lives.bytes[row])
+    return sums
+
+
+def _done(program: Program, role: Role, parts: Sequence[str]) -> list[int]:
+    """The compute slots of some parts of the middle micro-batch."""
     mine = np.flatnonzero((role.micro_batch == MIDDLE) & program.is_sliced[role.op_class]).tolist()
     ops = [(slot, program.op_classes[role.op_class.item(slot)]) for slot in mine]
-    return [slot for slot, op in ops if op.kind == 'compute' and op.part == part]
+    return [slot for slot, op in ops if op.kind == 'compute' and op.part in parts]
 
 
 def _standing(
@@ -213,17 +214,6 @@ def _alone(program: Program, lives: Lifetimes, known: Sequence[int]) -> dict[tup
     return {
         (one.name, one.kind): size for one, size in tensors if one.kind in STANDING and not _LAYERS.search(one.name)
     }
-
-
-def _parts(program: Program, role: Role) -> tuple[list[int], list[int]]:
-    """The compute slots of the middle micro-batch, of its forward and of its backward."""
-    found: tuple[list[int], list[int]] = ([], [])
-    mine = np.flatnonzero((role.micro_batch == MIDDLE) & program.is_sliced[role.op_class])
-    for slot in mine.tolist():
-        op = program.op_classes[role.op_class.item(slot)]
-        if op.kind == 'compute':
-            found[op.part not in PARTS['F']].append(slot)
-    return found
 
 
 def _place(program: Program, role: Role, slot: int, layers: Sequence[int]) -> str:
