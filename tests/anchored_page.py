@@ -1,13 +1,16 @@
 """Write the table of anchors in docs/proofs/accuracy_rows.md: `python -m tests.anchored_page`.
 
-Runs of a set on one node are the anchors of its larger runs, on the same device and stack: those that are nearest to
-a larger one, as anyone would measure who wants to know of it. Beside them stands what
-any anchor of one node could do at best with one factor: the larger runs by the median of what the node's runs lack.
+Runs of a set on one node are the anchors of its larger runs, on the same device and stack: those that are bound alike,
+by the host or the device, and nearest to a larger one, as anyone would measure who wants to know of it. Beside them
+stands what any anchor of one node could do at best with one factor: the larger runs by the median of what the node's
+runs lack.
 """
 
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from math import expm1, inf, log
 from pathlib import Path
 from statistics import median
@@ -22,6 +25,7 @@ from simpar.shipped import measured_folder
 from simpar.validate.anchor import anchored
 from simpar.validate.columns import stack_name
 from simpar.validate.rows import Row, read_rows
+from simpar.validate.run import predicted
 from simpar.validate.settings import schedule_tree
 from tests.accuracy_page import KEPT, put
 from tests.left_out_page import in_order
@@ -71,6 +75,20 @@ def nearest(row: Row, runs: Sequence[Row]) -> list[Row]:
     return sorted((run for run in runs if kind(run) == kind(row)), key=far)
 
 
+@cache
+def bound(name: str) -> str:
+    """What bounds a run, which is predicted when that is asked for."""
+    runs = read_rows(measured_folder(), name.partition(':')[0])
+    return next(predicted(run).bound for run in runs if run.name == name)
+
+
+def alike(row: Row, runs: Sequence[Row]) -> Iterator[Row]:
+    """The nearest runs, those first that are bound as a row is: a run that the host bounds tells of the host alone."""
+    found = nearest(row, runs)
+    for same in (True, False):
+        yield from (run for run in found if (bound(run.name) == bound(row.name)) == same)
+
+
 def file_of(row: Row, folder: Path) -> Path:
     path = folder / f'{row.name.replace(":", "_")}.yaml'
     path.write_text(yaml.safe_dump(schedule_tree(row)), encoding='utf-8')
@@ -101,7 +119,7 @@ def lines(folder: Path) -> Iterator[str]:
         part = part_of(name, hardware)
         larger = part.larger[:MOST_LARGER]
         for count in RUNS:
-            found = [told(row, nearest(row, part.nodes)[:count], folder) for row in larger]
+            found = [told(row, list(islice(alike(row, part.nodes), count)), folder) for row in larger]
             plain, before, error, after = (median(map(abs, column)) for column in zip(*found, strict=True))
             shown = ' | '.join(f'{expm1(one):.1%}' for one in (error, before, after))
             inside = sum(abs(one[2]) <= one[3] for one in found)
