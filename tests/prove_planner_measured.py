@@ -1,6 +1,6 @@
 """`make prove-planner-measured`: what the planner picks, beside other plans that are measured on the same links.
 
-Three models on four ranks over gloo, compute emulated, messages held back as on links of 100 MB/s and 1 ms. The planner
+Four models on four ranks over gloo, compute emulated, messages held back as on links of 100 MB/s and 1 ms. The planner
 searches a space of each. Beside its pick, the plans that come next by prediction and plans that are drawn are run, all
 of them in every round, in a new order each; which these are is decided before anything is measured. Of the rounds of a
 plan the shortest step counts: others on the machine only ever lengthen one. Rounds are kept in a folder as they end, so
@@ -183,6 +183,7 @@ def _measured(plans: Sequence[Chosen], options: argparse.Namespace, pool: Pool, 
         for one in missing if turn < 0 else [one for one in missing if len(samples[one.case.program.hash]) <= turn]:
             costs = one.case.predict(tell=False).costs
             request = Request(compute='emulated', costs=costs, steps=STEPS if turn >= 0 else 1)
+            print(f'round {turn + 1} of {options.rounds}: {one.name}', file=sys.stderr, flush=True)
             execution = pool.perform(one.case.program, request)
             if turn >= 0:
                 samples[one.case.program.hash].append(median(steady_steps(execution)))
