@@ -17,6 +17,7 @@ from typing import Final
 
 from executor import checkpoint, devices, draws, numerics, state, train, validate
 from executor.cluster import Launch, detect, external, meeting
+from executor.host import free_memory
 from executor.options import check_device, in_one_process
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
@@ -26,7 +27,7 @@ from simpar import hardware, size, trace_files, units
 from simpar.case import Case, load_case, on_net
 from simpar.cost.costs import Costs
 from simpar.engine import simulate
-from simpar.errors import Deadlock, Problem, ProgramError, RunFailed, ScheduleError, SimparError
+from simpar.errors import Deadlock, Infeasible, Problem, ProgramError, RunFailed, ScheduleError, SimparError
 from simpar.files import write_atomically
 from simpar.program import Program
 from simpar.trace import PERCENTILE, Trace, joined
@@ -211,6 +212,10 @@ def _function(reference: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
     return getattr(importlib.import_module(module), name)
 
 
+OWN: Final = 70e6
+"""Bytes that a rank has for itself before it has tensors: Private_Dirty of two idle ones was 71 and 72 MB."""
+
+
 def _alone(options: argparse.Namespace, job: Job) -> tuple[state.Execution, ...]:
     """Run on ranks that this process starts, or on virtual accelerators in it."""
     if in_one_process(options):
@@ -220,6 +225,12 @@ def _alone(options: argparse.Namespace, job: Job) -> tuple[state.Execution, ...]
 
         return _performed(options, job, virtual)
     world = max(one.program.world for one in job.all)
+    if (free := free_memory()) and world * OWN > free:
+        raise Infeasible(
+            f'{world:,} ranks on this machine take at least {units.format_size(world * OWN)} of memory, and '
+            f'{units.format_size(free)} are free; start them on several hosts (`simpar script`), or try them without '
+            'devices (`simpar check FILE --fake`)'
+        )
     # With more ranks than cores, pinning would make two ranks share one core while another idles.
     pinned = world <= (os.cpu_count() or 1)
     with Pool(world, net=options.net, timeout=options.timeout, port=options.port, pinned=pinned) as pool:

@@ -20,7 +20,7 @@ from tables import load_table, load_tree
 from executor.commands import run_job
 from executor.options import parser, with_verb
 from simpar.case import load_case
-from simpar.errors import RunFailed, ScheduleError, SimparError
+from simpar.errors import Infeasible, RunFailed, ScheduleError, SimparError
 from simpar.trace_files import load_trace
 
 HERE = Path(__file__).parent
@@ -308,6 +308,13 @@ def test_a_launch_that_does_not_fit_the_job_is_refused(job, monkeypatch, flags, 
         monkeypatch.setenv(name, value)
     with pytest.raises(RunFailed, match=what):
         command(parser().parse_args(['run', str(job), *flags]))
+
+
+@pytest.mark.torch
+def test_more_ranks_than_there_is_memory_for_are_not_started(job, monkeypatch):
+    monkeypatch.setattr('executor.commands.free_memory', lambda: 10**8)
+    with pytest.raises(Infeasible, match='2 ranks on this machine take at least 140'):
+        run_job(parser().parse_args(['run', str(job)]))
 
 
 @pytest.mark.torch
