@@ -50,7 +50,7 @@ BATCH = 'micro_batch_size: 1, global_batch_size: 8, seq_length: 512'
 ALONE = ('K10 a text for another script', 'K10 arrays alone', 'K10 an exported text', 'K8 GPT-NeoX',
          'K8 GPT-NeoX with a gate',
          'K8 arguments of tests', 'K8 Megatron-Bridge', 'K8 Megatron-Bridge sums of fewer bits',
-         'K8 Megatron-Bridge recipe over sums', 'K8 Primus')  # fmt: skip
+         'K8 Megatron-Bridge recipe over sums', 'K8 Megatron-Bridge with FSDP', 'K8 Primus')  # fmt: skip
 GIVEN = dict.fromkeys(ALONE, 8)
 """Devices of files that do not say them."""
 

@@ -42,6 +42,14 @@ def is_same(program, workload, plan, world):
     return other is not None and same(program, other)
 
 
+def test_shards_of_one_flat_message_of_all_weights_are_shards():
+    model = {'layers': 1, 'hidden': 36, 'heads': 3, 'vocab': 512, 'sequence': 64}
+    work = {'transformer': model, 'batch': 8, 'optimizer': {'adamw': {'learning_rate': 0.1}}}
+    tree = {'simpar': 1, 'cluster': 'h100-sxm-8', 'workload': work, 'against': {}}
+    case = case_of(load_schedule({**tree, 'plan': {'zero': 1, 'fusion': 'all'}}))
+    assert 'plan.zero' not in {one.key for one in case.without_effect()}
+
+
 def test_a_key_is_told_if_and_only_if_the_program_is_the_same_without_it():
     """By lowering without each key alone; of keys that are left untold though nothing changes without one of them, each
     says what is chosen anyway, or something changes without all of them."""

@@ -266,7 +266,9 @@ class Facts:
     @cached_property
     def sharded(self) -> bool:
         """Whether optimizer parallelism shards any parameter."""
-        return any(tensor.kind in ('gathered', 'view') and tensor.like for tensor in self.program.tensors)
+        # Of a flat message the shard is like no weight.
+        own = any(tensor.kind in ('gathered', 'view') and tensor.like for tensor in self.program.tensors)
+        return own or any(op.operator == 'piece' for op in self.program.op_classes)
 
     @cached_property
     def gathered(self) -> bool:
