@@ -67,7 +67,9 @@ def offloaded(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], ch
     """
     count = sum(op.phase == 'F' for op in ops)
     layers = [choice.layer(op.name.removesuffix('.F')) for op in ops[:count]]
-    order = [layer for layer in dict.fromkeys(layers) if layer]
+    ends = {layer: place for place, layer in enumerate(layers) if layer}
+    # By their ends: beside a module of further tokens the head of the layer before it may stand.
+    order = sorted(ends, key=lambda layer: ends[layer])
     made = layers
     if choice.core is not None:
         cores = [bool(choice.core(op.name.removesuffix('.F'))) for op in ops[:count]]
@@ -75,7 +77,6 @@ def offloaded(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], ch
         made = [layer if place <= last.get(layer, -1) else '' for place, layer in enumerate(layers)]
     kept = _kept(tape, ops, count, layers, made, elsewhere)
     leaves = order[: choice.most or len(order) - 1]
-    ends = {layer: place for place, layer in enumerate(layers) if layer}
     before: dict[int, list[OpClass]] = {}
     for layer in leaves:
         names = kept.get(layer, ())
