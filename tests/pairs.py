@@ -340,6 +340,9 @@ def main(arguments=None):
         '--seconds', type=float, default=float('inf'), metavar='S', help='for so long, the smallest plans first'
     )
     parser.add_argument('--journal', type=Path, metavar='FILE', help='outcomes stand here, and are not trained again')
+    parser.add_argument(
+        '--mended', metavar='COMMIT', help='outcomes of this commit count too, where the plan did not fail'
+    )
     parser.add_argument('--jobs', type=int, default=2, metavar='N', help='processes (default: 2)')
     options = parser.parse_args(arguments)
     asked = [one.rsplit('-', 1) for one in options.only.split(',') if one]
@@ -349,7 +352,9 @@ def main(arguments=None):
     if options.seconds < float('inf'):
         numbers.sort(key=lambda number: ARRAYS[number.array].size(number.levels))
     began, at = time.monotonic(), commit('simpar', 'executor')
-    done = kept(options.journal, at)
+    older = kept(options.journal, options.mended)
+    failed = [number for number, one in older.items() if one.kind == 'failed']
+    done = {number: one for number, one in older.items() if number not in failed} | kept(options.journal, at)
 
     def tell(number, found):
         if options.journal:
@@ -366,7 +371,8 @@ def main(arguments=None):
     print(', '.join(f'{name} {value}' for name, value in now.items()) + f'; {time.monotonic() - began:.0f} s')
     if not asked:
         before = json.loads(BEFORE.read_text(encoding='utf-8'))
-        text = page(options.page, found, at, before)
+        mended = f'{options.mended}`; what failed there is mended, and ran again: `{", ".join(map(str, failed))}'
+        text = page(options.page, found, mended if failed else options.mended or at, before)
         (FOLDER / f'{options.page}.md').write_text(text, encoding='utf-8')
     return 1 if now['failed'] else 0
 
