@@ -70,6 +70,12 @@ def test_what_leaves_and_comes_back_trains_to_the_same_bits(world: int, plan: Pl
     assert all(bool((ours.parameters[name] == theirs.parameters[name]).all()) for name in theirs.parameters)
 
 
+def test_a_head_that_gathers_amid_a_module_of_further_tokens_is_no_layer_behind_it() -> None:
+    training = replace(TRAINING, model=replace(MODEL, position='rotary', mtp_layers=2, mtp_loss=0.3))
+    plan = Plan(tensor=2, sequence_parallel=True, pipeline=2, micro_batches=2, stages=(5, 1), offload=OFF)
+    check(lower(training, plan, 4), training, plan)
+
+
 @pytest.mark.parametrize('recompute', ['none', ('layer*.fc1', 'layer*.gelu', 'layer*.fc2')], ids=['kept', 'again'])
 @pytest.mark.parametrize('name', some(['data', 'tensor', 'all layers', 'pipeline', 'chunks', 'context', 'tiles'], 2))
 def test_attention_alone_leaves_while_a_feed_forward_may_be_made_again(name: str, recompute: Patterns) -> None:
