@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from simpar.planner.clock import Lasts, Parts, Timed, Work
-from simpar.planner.pieces import SURELY, Block, Floats, Many, Span, Speeds, each_hidden, least_beside, least_hidden
+from simpar.planner.pieces import SURELY, Block, Floats, Many, Span, Speeds, each_hidden, least_hidden
 from simpar.planner.sample import Sample
 
 
@@ -238,54 +238,6 @@ def _begin_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *,
 
 def _given(one: Span, rest: Span | None) -> float:
     return one.ready if rest is None else min(rest.ready, one.ready)
-
-
-def least_sharing(
-    sample: Sample,
-    stages: list[list[int]],
-    timed: Timed,
-    wires: Sequence[float],
-    speeds: Speeds,
-    behind: Sequence[float],
-) -> float:
-    """Least seconds of a step whose ranks send messages of shards, too.
-
-    Arguments: ``wires``, of all these messages of each rank by themselves; ``behind``, of those behind all computation.
-    """
-    totals = [[0.0, 0.0] for _ in range(timed.ranks)]
-    count = np.bincount(timed.work, minlength=len(timed.works)).tolist()
-    for (parts, *_), times in zip(timed.works, count, strict=True):
-        for kind, stage in parts:
-            for slow in (False, True):
-                busy = stage_span(sample, stages, stage, kind[0], slowed=slow).busy
-                totals[timed.placement[stage]][slow] += busy * times
-    return max(
-        least_hidden(one, slowed, max(0.0, wire - last), speeds) + last
-        for (one, slowed), wire, last in zip(totals, wires, behind, strict=True)
-    )
-
-
-def least_alone(
-    sample: Sample, stages: list[list[int]], timed: Timed, wire: float, speeds: Speeds, behind: float
-) -> float:
-    """The same of a plan of one stage, whose messages are those of shards.
-
-    Arguments: as above; ``behind``, of these the seconds behind all computation.
-    """
-    spans = {}
-    sums = {False: 0.0, True: 0.0}
-    count = np.bincount(timed.work, minlength=len(timed.works)).tolist()
-    for work, times in zip(timed.works, count, strict=True):
-        parts = work.parts
-        pairs = [(kind, stage_span(sample, stages, stage, kind[0], slowed=True)) for kind, stage in parts]
-        forward = stage_span(sample, stages, parts[0][1], 'F', slowed=True)
-        joint = joint_of(sample, stages, parts, slowed=True)
-        spans[work] = _lasts(pairs, [None] * len(pairs), forward, sample.copies, 0.0, joint)
-        for slow in sums:
-            busy = sum(stage_span(sample, stages, stage, kind[0], slowed=slow).busy for kind, stage in parts)
-            sums[slow] += busy * times
-    idle = max(0.0, timed.period(spans) - sums[True])
-    return least_beside(sums[False], sums[True], idle, max(0.0, wire - behind), speeds) + behind
 
 
 def least_mean(sample: Sample, layers: int, shares: float, speeds: Speeds, *, chains: bool) -> float:

@@ -17,7 +17,7 @@ from simpar.engine.queues import RECEIVE, STEP
 from simpar.hardware import Cluster
 from simpar.memory import framework_of
 from simpar.pipeline.messages import KINDS
-from simpar.planner.bound import Sums, held_up, least_alone, least_sharing, sums_of
+from simpar.planner.bound import Sums, held_up, sums_of
 from simpar.planner.clock import Lasts, Moments, Tail, Timed, Work, moments_of
 from simpar.planner.pieces import SURELY, Floats, least_beside
 from simpar.planner.sample import STANDING, Sample, Standing, load_of, outermost
@@ -617,15 +617,6 @@ class Ways:
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
         (step,) = self._steps(laid, [way], works())
-        seconds = [wire.seconds for wire in self._of_ranks(plan, way, sample, _counts(sample, stages, clock.placement))]
-        end = self._end(laid, way)
-        if plan.pipeline == 1 and len(stages) == 1:
-            step = max(step, least_alone(sample, stages, clock, max(seconds), sample.speeds, end.behind[0]))
-        elif any(seconds):
-            idle = [
-                one + more for one, more in zip(end.behind, end.of_ranks(clock.placement, clock.ended), strict=True)
-            ]
-            step = max(step, least_sharing(sample, stages, clock, seconds, sample.speeds, idle))
         return Judged(step, None, least)
 
     def _steps(self, laid: Laid, ways: Sequence[Way], works: Mapping[Work, Lasts]) -> list[float]:
