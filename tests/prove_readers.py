@@ -1,7 +1,7 @@
 """`make prove NAME=readers`: changed files of every kind, each read by its reader in a process that reads thousands.
 
     python tests/prove_readers.py --cases 100000 --keep out/readers --write docs/proofs/readers_proof.md
-    python tests/prove_readers.py --only 4711      one case again, with its traceback
+    python tests/prove_readers.py --only 4711      one case again, with its traceback; --first 20000 begins there
 
 A case is wrong where anything but an error of simpar's own comes out, where it takes more CPU seconds than a bound, or
 makes its process larger by more than a bound of bytes. A process that ends or stands still is named and replaced. With
@@ -60,7 +60,8 @@ def main() -> int:
     options = arguments(
         __doc__,
         seed=2027,
-        cases=100_000,
+        cases=(100_000, 'up to this number'),
+        first=(0, 'from this number'),
         readers=('', 'only these, with commas'),
         only=(int, 'read this case alone, and show it'),
         keep=(Path, 'a folder for what is known'),
@@ -73,7 +74,7 @@ def main() -> int:
         print(read_case(known, options.seed, options.only, names, show=True))
         return 0
     found: list[Found] = []
-    for begin in range(0, options.cases, CHUNK):
+    for begin in range(options.first, options.cases, CHUNK):
         file = options.keep / f'{commit()} {options.seed} {begin}.json' if options.keep else None
         if file is not None and file.exists():
             found += [Found(*one) for one in json.loads(file.read_text(encoding='utf-8'))]
@@ -210,7 +211,7 @@ def page(found: list[Found], options: argparse.Namespace) -> str:
     largest = max(found, key=lambda one: one.grows)
     slowest = max(found, key=lambda one: one.seconds)
     head = page_head(
-        'readers', cases=f'{len(found):,}', seed=options.seed, seconds=SECONDS, stands=STANDS // 60,
+        'readers', cases=f'{len(found):,}', first=f'{options.first:,}', seed=options.seed, seconds=SECONDS, stands=STANDS // 60,
         space=SPACE // 2**30, grows=GROWS // 2**20, wrong=len(wrong), readers=len(by),
         largest=f'{largest.grows / 2**20:.0f}',
         largest_case=f'{largest.number:,} ({largest.name})', slowest_case=f'{slowest.number:,} ({slowest.name})',

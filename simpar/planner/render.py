@@ -332,7 +332,7 @@ def sizes_picture(found: BySize) -> Figure:
 
 def _name(axes: Axes, named: Sequence[tuple[str, tuple[float, float]]]) -> None:
     """Short names at points, each where it stands free of those before."""
-    axes.margins(0.08)
+    axes.margins(0.12)
     taken: list[tuple[float, float]] = []
     for text, place in named:
         x, y = axes.transData.transform(place)
