@@ -16,6 +16,14 @@ from typing import Any, Final
 _AT_ONCE: Final = 2**20
 
 
+def is_file(path: Path) -> bool:
+    """Whether a path is a file's; no file has a name that is too long."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
     """The content of a regular file.
 

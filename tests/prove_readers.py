@@ -211,9 +211,9 @@ def page(found: list[Found], options: argparse.Namespace) -> str:
     largest = max(found, key=lambda one: one.grows)
     slowest = max(found, key=lambda one: one.seconds)
     head = page_head(
-        'readers', cases=f'{len(found):,}', first=f'{options.first:,}', seed=options.seed, seconds=SECONDS, stands=STANDS // 60,
-        space=SPACE // 2**30, grows=GROWS // 2**20, wrong=len(wrong), readers=len(by),
-        largest=f'{largest.grows / 2**20:.0f}',
+        'readers', cases=f'{len(found):,}', first=f'{options.first:,}', seed=options.seed,
+        seconds=SECONDS, stands=STANDS // 60, space=SPACE // 2**30, grows=GROWS // 2**20,
+        wrong=len(wrong), readers=len(by), largest=f'{largest.grows / 2**20:.0f}',
         largest_case=f'{largest.number:,} ({largest.name})', slowest_case=f'{slowest.number:,} ({slowest.name})',
         slowest=f'{slowest.seconds:.2f}', median=f'{1000 * statistics.median(one.seconds for one in found):.1f}',
         cpus=os.cpu_count(),

@@ -113,6 +113,7 @@ EVENTS = (RECORDED / 'kineto_cases' / 'copy_only.json').read_bytes()
 UNKNOWN = {**LIST, 'tensors': {'a': {'shape': [1], 'dtype': 'floa%32', 'chunks': []}}}
 BROKEN = (
     ('MindSpore script', {'train.py': b'import mindspore as ms\nx = ' + b'-' * 20_000 + b'1\n'}),
+    ('MindSpore script', {'train.py': f'import mindspore\nfrom a{LONG[:300]} import b\n'.encode()}),
     ('module graph', {'s.yaml': lambda: module(name=None)}),
     ('Kineto', {'r.json': EVENTS.replace(b'"id"', b'"\xffid"', 1)}),
     ('state of a run', {'state.pt': state()[:-30] + b'\0' * 30}),

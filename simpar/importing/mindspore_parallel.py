@@ -385,7 +385,7 @@ class Parallel(Network):
             return {}
         path = self.folder / str(name)
         try:
-            passes = json.loads(files.read_regular(path, 2**20)) if path.is_file() else None
+            passes = json.loads(files.read_regular(path, 2**20)) if files.is_file(path) else None
         except ValueError:
             passes = None
         if not isinstance(passes, dict):

@@ -301,7 +301,7 @@ class Reader(ABC):
         if module in self.modules:
             return self.modules[module]
         path = self.folder / f'{module.replace(".", "/")}.py'
-        if not path.is_file():
+        if not files.is_file(path):
             return None
         self.others.append(str(path))
         found = self.modules[module] = Scope()
