@@ -4,6 +4,8 @@ import ast
 import contextlib
 import io
 import json
+import sqlite3
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +55,16 @@ def module(**node):
     graph['nodes'][0] |= node
     tree['workload']['module']['graph'] = json.dumps(graph)
     return json.dumps(tree).encode()
+
+
+def blobs():
+    """A database of Ascend whose texts are bytes."""
+    (first, *_) = READERS['database of Ascend'].seeds(Path())
+    with tempfile.NamedTemporaryFile() as file, contextlib.closing(sqlite3.connect(file.name)) as data:
+        Path(file.name).write_bytes(next(iter(first.files.values())))
+        data.execute("update STRING_IDS set value = x'ff'")
+        data.commit()
+        return Path(file.name).read_bytes()
 
 
 def program(**head):
@@ -114,6 +126,7 @@ UNKNOWN = {**LIST, 'tensors': {'a': {'shape': [1], 'dtype': 'floa%32', 'chunks':
 BROKEN = (
     ('MindSpore script', {'train.py': b'import mindspore as ms\nx = ' + b'-' * 20_000 + b'1\n'}),
     ('MindSpore script', {'train.py': f'import mindspore\nfrom a{LONG[:300]} import b\n'.encode()}),
+    ('database of Ascend', {'ascend_pytorch_profiler_0.db': blobs}),
     ('module graph', {'s.yaml': lambda: module(name=None)}),
     ('Kineto', {'r.json': EVENTS.replace(b'"id"', b'"\xffid"', 1)}),
     ('state of a run', {'state.pt': state()[:-30] + b'\0' * 30}),

@@ -19,9 +19,10 @@ from simpar.traces.kineto import kind_of_kernel
 from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NO_STEP, Ints, Listed, RankTrace, table_of
 
 NEEDED: Final = ('TASK', 'COMPUTE_TASK_INFO', 'STRING_IDS')
+# A column of text may hold a blob in any row.
 _COMPUTE: Final = """
-select task.deviceId, task.startNs, task.endNs, name.value, type.value, task.streamId, core.value, shapes.value,
-    results.value
+select task.deviceId, task.startNs, task.endNs, cast(name.value as text), cast(type.value as text), task.streamId,
+    cast(core.value as text), cast(shapes.value as text), cast(results.value as text)
 from COMPUTE_TASK_INFO info join TASK task on task.globalTaskId = info.globalTaskId
 left join STRING_IDS name on name.id = info.name left join STRING_IDS type on type.id = {opType}
 left join STRING_IDS core on core.id = {taskType} left join STRING_IDS shapes on shapes.id = {inputShapes}
@@ -32,7 +33,7 @@ Row = tuple[int, int, int, int, str, str, str, str, str, str]
 _OPTIONAL: Final = ('opType', 'taskType', 'inputShapes', 'outputShapes')
 """Columns that older databases lack."""
 _COMMUNICATION: Final = """
-select {device}, op.startNs, op.endNs, name.value, op.groupName, groups.value
+select {device}, op.startNs, op.endNs, cast(name.value as text), op.groupName, groups.value
 from COMMUNICATION_OP op left join STRING_IDS name on name.id = op.opName
 left join STRING_IDS groups on groups.id = op.groupName
 """
