@@ -371,6 +371,8 @@ def _list_of(folder: Path) -> tuple[Contents | None, Problem]:
         if not all(_FILE.fullmatch(chunk.file) for chunk in stored.chunks):
             what = f'{name} is said to be in a file of another name than __RANK_0.distcp'
             return None, Problem(str(path), what)
+        if any({len(chunk.offsets), len(chunk.sizes)} != {len(stored.shape)} for chunk in stored.chunks):
+            return None, Problem(str(path), f'{name} has a part of other dims than its {len(stored.shape)}')
         if not isinstance(getattr(torch, stored.dtype, None), torch.dtype):
             return None, Problem(str(path), f'{name} has no dtype of torch (got {stored.dtype[:40]!r})')
     return found, Problem(str(path), '')

@@ -122,6 +122,7 @@ FLIGHT = (RECORDED / 'flight' / 'rank0.json').read_text(encoding='utf-8')
 PROFILE = {path.name: path.read_bytes() for path in (ROOT / 'hw_profiles' / 'h100-sxm-8').iterdir()}
 PACKED = PROFILE['matmul.csv.gz']
 EVENTS = (RECORDED / 'kineto_cases' / 'copy_only.json').read_bytes()
+FLAT = {**LIST, 'tensors': {'a': {**LIST['tensors']['dense1.weight'], 'shape': [16]}}}
 UNKNOWN = {**LIST, 'tensors': {'a': {'shape': [1], 'dtype': 'floa%32', 'chunks': []}}}
 BROKEN = (
     ('MindSpore script', {'train.py': b'import mindspore as ms\nx = ' + b'-' * 20_000 + b'1\n'}),
@@ -132,6 +133,7 @@ BROKEN = (
     ('state of a run', {'state.pt': state()[:-30] + b'\0' * 30}),
     ('state of a run', {'state.pt': b'\x80\x02h\x13.'}),
     ('checkpoint', {'simpar.json': json.dumps(UNKNOWN).encode()}),
+    ('checkpoint', {'simpar.json': json.dumps(FLAT).encode()}),
     ('calibration record', {'r.json': json.dumps({**record(), 'net': ' '}).encode()}),
     ('flight recorder', {'rank0.json': FLIGHT.replace('[[1000]]', '[[Infinity]]', 1).encode()}),
     ('profile and its tables', {**PROFILE, 'matmul.csv.gz': PACKED[:60] + b'\xff' * 40 + PACKED[100:]}),
