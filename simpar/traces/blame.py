@@ -100,6 +100,12 @@ def _family(name: str) -> str:
     return _NUMBERS.sub('#', name)
 
 
+@lru_cache(maxsize=4096)
+def _size(shapes: str) -> str:
+    """Shapes or grid of a kernel; of simpar's own recordings the name of an op, which is alike in all layers."""
+    return _NUMBERS.sub('#', shapes, count=1) if shapes[:1].isalpha() else shapes
+
+
 def _facts(trace: RankTrace, common: Collection[str]) -> _Facts | None:
     """Of the steps that all ranks have."""
     kernels = whole(trace)
@@ -114,7 +120,8 @@ def _facts(trace: RankTrace, common: Collection[str]) -> _Facts | None:
     computes = np.flatnonzero(kernels.kind == COMPUTE)
     codes: dict[Work, int] = {}
     pairs = zip(kernels.name[computes].tolist(), kernels.shapes[computes].tolist(), strict=True)
-    code = np.array([codes.setdefault((_family(name), shapes), len(codes)) for name, shapes in pairs], dtype=np.int64)
+    alike = [(_family(name), _size(shapes)) for name, shapes in pairs]
+    code = np.array([codes.setdefault(work, len(codes)) for work in alike], dtype=np.int64)
     table = np.zeros((len(codes), count))
     np.add.at(table, (code, step[computes]), seconds[computes])
     calls = np.bincount(code, minlength=len(codes)).tolist()
