@@ -171,7 +171,7 @@ def read_case(known: dict[str, list[Seed]], seed: int, number: int, names: list[
         if show:
             for path, data in files.items():
                 print(f'--- {path}\n{data[:3000]!r}')
-        largest, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+        largest, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
         outcome, said = 'answered', ''
         try:
             with bounded(SECONDS, of_cpu=True):
@@ -186,7 +186,7 @@ def read_case(known: dict[str, list[Seed]], seed: int, number: int, names: list[
             outcome, said = 'traceback', f'{type(error).__name__}: {str(error)[:120]} at {_place(error)}'
             if show:
                 traceback.print_exc()
-        seconds = time.process_time() - begun
+        seconds = time.thread_time() - begun
         grows = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - largest)
         outcome = 'too large' if grows > GROWS and outcome not in WRONG else outcome
     return Found(number, name, outcome, seconds, grows, said)
