@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from executor.cluster import is_launched
-from executor.host import keep_memory
+from executor import cluster, host
 from executor.options import guarded, leave, parser, with_verb
 
 TERMINATED = 143
@@ -51,6 +50,6 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 
 if __name__ == '__main__':
-    if is_launched(os.environ):
-        keep_memory()
+    if cluster.is_launched(os.environ):
+        host.keep_memory()
     leave(main())

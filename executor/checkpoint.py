@@ -27,11 +27,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from executor import data
 from executor.tensors import Piece, bounds, names, persistent, pieces
+from simpar import document, files
 from simpar.case import Case
-from simpar.document import build, dump, one_screen
 from simpar.document.tree import Tree
 from simpar.errors import Problem, ScheduleError, refuse
-from simpar.files import naming, read_regular, write_atomically
 from simpar.program import Program
 from simpar.schedule import Schedule
 from simpar.torch_module.graph import module_name
@@ -69,7 +68,7 @@ class Trained:
     def of(cls, case: Case, dtype: str, *, own: bool) -> Trained:
         """Of a case. Arguments: ``own``, whether the caller gives batches."""
         workload = case.schedule.workload
-        tree = dump(workload, Workload)
+        tree = document.dump(workload, Workload)
         source = 'given by the caller'
         if not own:
             drawn = workload.data == 'random'
@@ -86,13 +85,13 @@ class Trained:
             if now != then:
                 what = f'is {now or _OWN}, but {folder} was trained with {then or _OWN}'
                 problems.append(Problem(name, what, _AS))
-        refuse(one_screen(problems))
+        refuse(document.one_screen(problems))
 
     def _in_full(self, folder: Path) -> Mapping[str, Any]:
         """The workload as this version writes it, with the defaults of keys that an older one did not know."""
         tree = {MODEL if key == 'model' else key: value for key, value in self.workload.items()}
         try:
-            found = dump(build(Tree(root=tree, origins={}), Workload), Workload)
+            found = document.dump(document.build(Tree(root=tree, origins={}), Workload), Workload)
         except ScheduleError as error:
             first = error.problems[0]
             what = f'was trained with a workload that this version cannot read: {first}'
@@ -256,7 +255,7 @@ def write_rank(folder: Path, program: Program, rank: int, held: Mapping[str, tor
     folder.mkdir(parents=True, exist_ok=True)
     name = f'__{rank}_0.distcp'
     entries = []
-    with naming(folder / name), (folder / name).open('wb') as file:
+    with files.naming(folder / name), (folder / name).open('wb') as file:
         for piece in _own(program, rank, held):
             begin, content = file.tell(), io.BytesIO()
             # A clone: a view would be saved with all of the memory that it looks into.
@@ -283,10 +282,10 @@ def finish(folder: Path, written: Iterable[Written], contents: Contents) -> Path
     whole = contents.model_copy(update={'tensors': {name: Stored(**of) for name, of in tensors.items()}})
     unfinished = _unfinished(folder)
     _all_here(unfinished, whole)
-    write_atomically(unfinished / '.metadata', pickle.dumps(for_torch(whole)))
+    files.write_atomically(unfinished / '.metadata', pickle.dumps(for_torch(whole)))
     text = whole.model_dump_json().encode()
-    write_atomically(unfinished / DIGEST, f'{hashlib.sha256(text).hexdigest()}  {LIST}\n')
-    write_atomically(unfinished / LIST, text)
+    files.write_atomically(unfinished / DIGEST, f'{hashlib.sha256(text).hexdigest()}  {LIST}\n')
+    files.write_atomically(unfinished / LIST, text)
     _sync(unfinished)
     # What stands there is not whole, or the training would have gone on from it.
     shutil.rmtree(folder, ignore_errors=True)
@@ -319,7 +318,7 @@ def latest(root: Path) -> Path | None:
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
     """Within it, no other training writes into a folder; raises ``ScheduleError`` that names who does."""
-    with naming(root):
+    with files.naming(root):
         root.mkdir(parents=True, exist_ok=True)
         handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -353,8 +352,8 @@ def _list_of(folder: Path) -> tuple[Contents | None, Problem]:
     """The list of a checkpoint, or what is wrong with it."""
     path, digest = folder / LIST, folder / DIGEST
     try:
-        text = read_regular(path, MOST_BYTES)
-        stated = read_regular(digest, len(text) + 1024).split()[:1] if digest.exists() else []
+        text = files.read_regular(path, MOST_BYTES)
+        stated = files.read_regular(digest, len(text) + 1024).split()[:1] if digest.exists() else []
         # Before it is parsed: a changed byte is damage, whether or not it reads as a list still.
         if stated and stated != [hashlib.sha256(text).hexdigest().encode()]:
             return None, Problem(str(path), f'is damaged: its digest is not the one in {DIGEST}')

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from simpar.errors import Problem, ScheduleError
-from simpar.files import read_regular
+from simpar import errors, files
 
 Bytes = NDArray[np.uint8]
 IMAGES: Final = 'train-images-idx3-ubyte'
@@ -107,7 +106,7 @@ def read_idx(path: Path, dims: int) -> Bytes:
     Raises: ScheduleError where it is none, has other dims, or is cut short.
     """
     try:
-        content = read_regular(path, MOST_BYTES)
+        content = files.read_regular(path, MOST_BYTES)
         if path.suffix == '.gz':
             content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MOST_BYTES)
     except (OSError, EOFError, zlib.error) as error:
@@ -156,5 +155,5 @@ def _permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(count)
 
 
-def _wrong(where: str, what: str, instead: str = '') -> ScheduleError:
-    return ScheduleError(Problem(where, what, instead))
+def _wrong(where: str, what: str, instead: str = '') -> errors.ScheduleError:
+    return errors.ScheduleError(errors.Problem(where, what, instead))

@@ -21,26 +21,21 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from executor.devices import KINDS
-from executor.devices.issue import Issuer
+from executor import inprocess, validate
+from executor.devices import KINDS, issue
 from executor.devices.open import Device, open_device
-from executor.inprocess import InProcess
 from executor.ranks.pool import Pool
 from executor.ranks.real import Copies, Start, Transport
 from executor.ranks.request import Request
 from executor.tensors import TORCH
-from executor.validate import communicators
+from simpar import files, plans, profiles, units
 from simpar.cost.costs import Communication, Costs
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import RunFailed, SimparError
-from simpar.files import write_atomically
 from simpar.lower import lower
 from simpar.memory import memory
-from simpar.plans import Plan
-from simpar.profiles import cluster, load_profile
 from simpar.program import Program
-from simpar.units import quantise
 from simpar.workload import AdamW, Transformer, Workload
 
 FILL: Final = 512
@@ -93,18 +88,18 @@ def run_alone(program: Program, device: Device, *, steps: int, dtype: str = '', 
     )
 
 
-def _alone(program: Program, device: Device, steps: int, dtype: str = '') -> Issuer:
+def _alone(program: Program, device: Device, steps: int, dtype: str = '') -> issue.Issuer:
     """The host of rank 0, with copies in place of messages."""
     transports: dict[tuple[str, str], Transport] = {
         (partition.name, stream): Copies(partition.size, partition.place(RANK)[1])
-        for partition, stream in communicators(program)
+        for partition, stream in validate.communicators(program)
     }
-    issuer = Issuer(Start(program, RANK, dtype=TORCH[dtype] if dtype else None, steps=steps), device, transports)
+    issuer = issue.Issuer(Start(program, RANK, dtype=TORCH[dtype] if dtype else None, steps=steps), device, transports)
     issuer.begin(time.perf_counter, -1)
     return issuer
 
 
-def _of_ops(program: Program, issuer: Issuer, steady: slice) -> dict[str, float]:
+def _of_ops(program: Program, issuer: issue.Issuer, steady: slice) -> dict[str, float]:
     seconds = defaultdict(list)
     took = np.median((issuer.end_KS - issuer.arrive_KS)[steady], axis=0)
     for slot, value in zip(issuer.slots, took.tolist(), strict=True):
@@ -118,11 +113,11 @@ def costs_of(program: Program, seen: dict[str, float], host: float) -> Costs:
     count, groups = len(ops), {name: len(part.groups_GP) for name, part in program.partitions.items()}
 
     def of(op: Any) -> float:
-        return quantise(seen.get(op.name, 0.0))
+        return units.quantise(seen.get(op.name, 0.0))
 
     return Costs(
         compute=np.array([of(op) if op.kind == 'compute' else 0.0 for op in ops]),
-        host=np.full(count, quantise(host)),
+        host=np.full(count, units.quantise(host)),
         beside_communication=np.ones(count),
         beside_compute=np.ones(count),
         communication={
@@ -147,18 +142,18 @@ SIZES: Final = {
     'full': Transformer(layers=8, hidden=2048, heads=16, vocab=16384, sequence=1024, init_std=0.02),
 }
 PLANS: Final = {
-    'data 2': Plan(data=2),
-    'data 2, zero 3': Plan(data=2, zero=3),
-    'tensor 2': Plan(tensor=2),
-    'tensor 2, copies 2': Plan(tensor=2, copies=2),
-    'tensor 2, copies 4': Plan(tensor=2, copies=4),
-    'tensor 2, sequence parallel, copies 2': Plan(tensor=2, sequence_parallel=True, copies=2),
-    'tensor 2, recomputed': Plan(tensor=2, recompute='full'),
-    'data 2, 4 micro-batches': Plan(data=2, micro_batches=4),
-    'data 2, zero 1': Plan(data=2, zero=1),
-    'data 2, zero 2, 2 micro-batches': Plan(data=2, zero=2, micro_batches=2),
-    'tensor 2, tiles 2': Plan(tensor=2, tiles=2),
-    'context 2': Plan(context=2),
+    'data 2': plans.Plan(data=2),
+    'data 2, zero 3': plans.Plan(data=2, zero=3),
+    'tensor 2': plans.Plan(tensor=2),
+    'tensor 2, copies 2': plans.Plan(tensor=2, copies=2),
+    'tensor 2, copies 4': plans.Plan(tensor=2, copies=4),
+    'tensor 2, sequence parallel, copies 2': plans.Plan(tensor=2, sequence_parallel=True, copies=2),
+    'tensor 2, recomputed': plans.Plan(tensor=2, recompute='full'),
+    'data 2, 4 micro-batches': plans.Plan(data=2, micro_batches=4),
+    'data 2, zero 1': plans.Plan(data=2, zero=1),
+    'data 2, zero 2, 2 micro-batches': plans.Plan(data=2, zero=2, micro_batches=2),
+    'tensor 2, tiles 2': plans.Plan(tensor=2, tiles=2),
+    'context 2': plans.Plan(context=2),
 }
 WORLD: Final = 2
 STEPS: Final = 10
@@ -260,7 +255,7 @@ def _rows(name: str, device: Device, options: argparse.Namespace) -> list[Row]:
         rows.append(Row(name, 'failed', f'{type(error).__name__}: {reason}', right=False))
         print(_line(rows[-1]), flush=True)
         return rows
-    write_atomically(_file(options, name), json.dumps([asdict(row) for row in rows], indent=1) + '\n')
+    files.write_atomically(_file(options, name), json.dumps([asdict(row) for row in rows], indent=1) + '\n')
     return rows
 
 
@@ -291,8 +286,8 @@ def _workload(model: Transformer, batch: int = 8) -> Workload:
 def _losses(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     """World 1: copies and streams, in single precision and in 16 bits."""
     for copies in (1, 4):
-        program = lower(_workload(SIZES['tiny']), Plan(copies=copies), 1)
-        wanted = InProcess(program).run(3).losses
+        program = lower(_workload(SIZES['tiny']), plans.Plan(copies=copies), 1)
+        wanted = inprocess.InProcess(program).run(3).losses
         for dtype, bar in LOSSES.items():
             found = _train(device, program, dtype)
             worst = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
@@ -317,7 +312,7 @@ def _shared(device: Device, options: argparse.Namespace) -> Iterator[Row]:
             program = lower(_workload(SIZES['tiny']), PLANS[name], WORLD)
             request = Request(steps=3, dtype='fp32', device=options.device, transport='gloo')
             found = pool.perform(program, request).losses
-            wanted = InProcess(program).run(3).losses
+            wanted = inprocess.InProcess(program).run(3).losses
             worst = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
             yield Row('two ranks on one device', name, f'{worst:.1e} from fp64 on the CPU', worst <= LOSSES['fp32'])
 
@@ -403,7 +398,7 @@ def _profile_of(options: argparse.Namespace) -> Path:
 def _ranks(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     """The same schedules on two devices, over their own links, predicted by the profile that was just measured."""
     errors, transport = [], 'native' if options.size == 'full' else 'gloo'
-    here = cluster(load_profile(str(_profile_of(options))), devices=WORLD)
+    here = profiles.cluster(profiles.load_profile(str(_profile_of(options))), devices=WORLD)
     with Pool(WORLD, timeout=60) as pool:
         for name, plan in PLANS.items():
             program = lower(replace(_workload(SIZES[options.size]), precision='bf16'), plan, WORLD)

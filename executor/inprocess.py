@@ -8,12 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
-from executor.draws import Batch, single_thread
+from executor import draws, state, validate, walk
 from executor.ranks.real import Computation, Memory, Start
-from executor.state import Result, full_result
 from executor.tensors import all_gather, all_reduce, all_to_all, reduce_scatter
-from executor.validate import along, dims_of, exchange_of
-from executor.walk import Stream, Walk
 from simpar.errors import Deadlock, ProgramError
 from simpar.program import COLLECTIVES, COPY, OpClass, Program
 
@@ -41,11 +38,11 @@ def communicate(ops: Sequence[OpClass], messages: Messages) -> list[list[torch.T
     if op.operator == 'all_reduce':
         return all_reduce(messages, op.reduce)
     if op.operator == 'all_to_all':
-        return _by_seat([all_to_all(tensors, *exchange_of(op)) for tensors in zip(*messages, strict=True)])
+        return _by_seat([all_to_all(tensors, *validate.exchange_of(op)) for tensors in zip(*messages, strict=True)])
     if op.operator == 'send_recv':
         # From the one before; a copy, as of a send.
         return [[tensor.clone() for tensor in messages[seat - 1]] for seat in range(len(messages))]
-    several = list(zip(zip(*messages, strict=True), dims_of(op), strict=True))
+    several = list(zip(zip(*messages, strict=True), validate.dims_of(op), strict=True))
     if op.operator == 'all_gather':
         return _by_seat([all_gather(shards, dim) for shards, dim in several])
     if op.operator == 'reduce_scatter':
@@ -60,10 +57,10 @@ def _by_seat(results: Sequence[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
 
 def _form(op: OpClass, message: list[torch.Tensor]) -> tuple[object, ...]:
     """What all participants must agree on."""
-    return (op.operator, op.reduce, along(op), *(tuple(tensor.shape) for tensor in message))
+    return (op.operator, op.reduce, validate.along(op), *(tuple(tensor.shape) for tensor in message))
 
 
-class InProcess(Walk):
+class InProcess(walk.Walk):
     """Runs a program with real tensors.
 
     Arguments:
@@ -83,7 +80,7 @@ class InProcess(Walk):
         room: int = 0,
     ) -> None:
         super().__init__(program)
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, draws.Batch] = {}
         starts = [
             Start(program, rank, seed, dtype, first=first, batches=self._batches, room=room)
             for rank in range(program.world)
@@ -92,7 +89,7 @@ class InProcess(Walk):
         self._ranks = [Computation(start, Memory(start)) for start in starts]
         self._done = 0
 
-    def run(self, steps: int = 1, batches: Sequence[Batch] = ()) -> Result:
+    def run(self, steps: int = 1, batches: Sequence[draws.Batch] = ()) -> state.Result:
         """Train ``steps`` more steps.
 
         Arguments: ``batches``, the user's own, one a step.
@@ -105,19 +102,19 @@ class InProcess(Walk):
         for rank in self._ranks:
             rank.remembered = self._done - 1
         # Backward ops are part of the program, so autograd would only hold memory.
-        with torch.no_grad(), single_thread():
+        with torch.no_grad(), draws.single_thread():
             if left := self.walk(self._done):
                 raise Deadlock('\n  '.join(['no stream can go on:', *self.draw(left)]))
         losses = [[rank.losses.pop(step, {}) for step in range(first, self._done)] for rank in self._ranks]
         parameters = [rank.parameters() for rank in self._ranks]
-        return full_result(self._program, losses, parameters, [rank.gradients for rank in self._ranks])
+        return state.full_result(self._program, losses, parameters, [rank.gradients for rank in self._ranks])
 
     @property
     def held(self) -> list[dict[str, torch.Tensor]]:
         """Parameters and states of every rank, the very tensors."""
         return [rank.memory.held for rank in self._ranks]
 
-    def perform(self, together: Sequence[Stream]) -> None:
+    def perform(self, together: Sequence[walk.Stream]) -> None:
         """Run a kernel, or carry out a communication for all its participants."""
         if together[0].head.op.kind == 'compute':
             (stream,) = together

@@ -14,8 +14,7 @@ import torch
 from executor.ranks.request import Compute, Outcome, Part, Request
 from executor.tensors import as_named, assemble
 from executor.walk import Place, seat
-from simpar.errors import Problem, ScheduleError
-from simpar.files import read_regular, write_atomically
+from simpar import errors, files
 from simpar.program import Program
 from simpar.torch_module.graph import module_tensors
 from simpar.trace import RankTimes, Times, Trace, joined
@@ -58,12 +57,12 @@ def save_state(path: str | os.PathLike[str], result: Result, *, program: str, se
     }
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    write_atomically(Path(path), buffer.getvalue())
+    files.write_atomically(Path(path), buffer.getvalue())
 
 
 def load_state(path: str | os.PathLike[str]) -> Result:
     """Read what ``save_state`` wrote; raises ``ScheduleError`` for another file, and ``OSError``."""
-    content = read_regular(path, MOST_BYTES)
+    content = files.read_regular(path, MOST_BYTES)
     try:
         # Tensors and plain values only: a file that is read must not run code.
         found = torch.load(io.BytesIO(content), weights_only=True)
@@ -79,8 +78,8 @@ def load_state(path: str | os.PathLike[str]) -> Result:
     return Result(tuple(found['losses']), found['parameters'], found['gradients'])
 
 
-def _wrong(path: str | os.PathLike[str], what: str) -> ScheduleError:
-    return ScheduleError(Problem(str(path), what, 'write it with --save-state'))
+def _wrong(path: str | os.PathLike[str], what: str) -> errors.ScheduleError:
+    return errors.ScheduleError(errors.Problem(str(path), what, 'write it with --save-state'))
 
 
 # From what every rank saw to one Trace and full tensors.

@@ -10,11 +10,9 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar import metrics, program
 from simpar.cost.costs import Costs, entry_of, lasts
 from simpar.engine.queues import before_in_queues
-from simpar.metrics import Meetings, communicator, is_communication, is_pipeline
-from simpar.program import Csr, OpClass, Role
-from simpar.program import transfers as is_transfer
 from simpar.trace import RankTimes, Trace
 
 SegmentKind = Literal['compute', 'communication', 'host', 'overhead']
@@ -37,7 +35,7 @@ class Segment(NamedTuple):
     rank: int
     begin: float
     end: float
-    op: OpClass | None = None
+    op: program.OpClass | None = None
     slot: int = -1
     stream: str = ''
     stretched: float = 0.0
@@ -65,7 +63,7 @@ class CriticalPath:
     stretched: float
     ranks: int
     staged: bool = False
-    queued: tuple[tuple[OpClass, OpClass], ...] = ()
+    queued: tuple[tuple[program.OpClass, program.OpClass], ...] = ()
 
     def __repr__(self) -> str:
         # All segments would be a million characters.
@@ -83,7 +81,7 @@ class CriticalPath:
         )
 
     @cached_property
-    def work(self) -> list[tuple[str, OpClass | None, float]]:
+    def work(self) -> list[tuple[str, program.OpClass | None, float]]:
         """What it is called, the op class and all its seconds, in the order of first use."""
         # A path passes a few op classes, many times each: names are made once for each of them.
         first: dict[tuple[str, str, str], Segment] = {}
@@ -113,9 +111,9 @@ def _what(segment: Segment, *, staged: bool) -> str:
     if segment.kind == 'compute':
         # The update is the same on all stages, so it is told once.
         return 'update' if staged and op.phase == 'U' else f'{_COMPUTE}{op.stage}' if staged else 'compute'
-    if is_transfer(op):
+    if program.transfers(op):
         return f'{op.partition} sends'
-    name = f'{communicator(op, segment.stream)} {op.operator}'
+    name = f'{metrics.communicator(op, segment.stream)} {op.operator}'
     return name if staged else f'{name} {_WHERE[op.phase]}'
 
 
@@ -230,7 +228,7 @@ def critical_path(trace: Trace, costs: Costs | None = None, step: int = -1) -> C
         stretched=sum(segment.stretched for segment in segments),
         ranks=len(trace.representatives),
         queued=tuple(reversed(walk.queued)),
-        staged=is_pipeline(trace.program),
+        staged=metrics.is_pipeline(trace.program),
     )
 
 
@@ -252,7 +250,7 @@ class _Class(NamedTuple):
     Arguments: ``alone``, whether it meets nobody on another representative; ``isolated``, seconds, 0 without costs.
     """
 
-    op: OpClass
+    op: program.OpClass
     kind: SegmentKind
     alone: bool
     isolated: float
@@ -289,7 +287,7 @@ class _RankView:
         steps: by step, when its ops arrived, started and ended.
     """
 
-    role: Role
+    role: program.Role
     times: RankTimes
     before: _Numbers
     tail: dict[int, int]
@@ -322,11 +320,11 @@ class _Walk:
     views: dict[int, _RankView] = field(default_factory=dict)
     alike: dict[tuple[int, str], bool] = field(default_factory=dict)
     found: list[Segment] = field(default_factory=list)
-    queued: list[tuple[OpClass, OpClass]] = field(default_factory=list)
-    meetings: Meetings = field(init=False)
+    queued: list[tuple[program.OpClass, program.OpClass]] = field(default_factory=list)
+    meetings: metrics.Meetings = field(init=False)
 
     def __post_init__(self) -> None:
-        self.meetings = Meetings(self.trace.program)
+        self.meetings = metrics.Meetings(self.trace.program)
 
     def segments(self) -> list[Segment]:
         """The segments, the latest first."""
@@ -424,12 +422,12 @@ class _Walk:
             alone = op.kind == 'compute' or (
                 op.kind == 'collective' and self._alike(place.representative, op.partition)
             )
-            kind: SegmentKind = 'communication' if is_communication(op) else 'compute'
+            kind: SegmentKind = 'communication' if metrics.is_communication(op) else 'compute'
             isolated = self._isolated(self.costs, op, index, view.times.rank) if self.costs else 0.0
             known = view.classes[index] = _Class(op, kind, alone, isolated)
         return known
 
-    def _participants(self, place: _Place, op: OpClass) -> list[_Place]:
+    def _participants(self, place: _Place, op: program.OpClass) -> list[_Place]:
         """The ops that this one meets, itself included, each representative rank once."""
         met = self.meetings.of(self.trace.representatives[place.representative].rank, place.slot)
         found = dict.fromkeys((int(self.trace.representative_of_rank[rank]), slot) for rank, slot in met)
@@ -454,9 +452,9 @@ class _Walk:
         # A segment may begin with the window, after its op: then less than the isolated time is left.
         return max(0.0, seconds - known.isolated)
 
-    def _isolated(self, costs: Costs, op: OpClass, index: int, rank: int) -> float:
+    def _isolated(self, costs: Costs, op: program.OpClass, index: int, rank: int) -> float:
         """Isolated seconds of an op class on a rank; of a receive those of its send, whose class it is here."""
-        if not is_communication(op):
+        if not metrics.is_communication(op):
             return float(costs.compute[index] / costs.rank_speed[rank])
         partition, entries = self.trace.program.partitions[op.partition], costs.communication[index]
         return sum(lasts(entries, entry_of(len(entries), len(partition.groups_GP), *partition.place(rank))))
@@ -489,7 +487,7 @@ def _view(trace: Trace, rank_times: RankTimes, queues: int) -> _RankView:
     )
 
 
-def _rows(lists: Csr) -> _Rows:
+def _rows(lists: program.Csr) -> _Rows:
     return _Rows(_numbers(lists.start), _numbers(lists.item))
 
 
@@ -498,7 +496,7 @@ def _numbers(array: NDArray[Any]) -> _Numbers:
     return np.ascontiguousarray(array).data
 
 
-def _stream_order(role: Role) -> tuple[NDArray[np.int64], dict[int, int]]:
+def _stream_order(role: program.Role) -> tuple[NDArray[np.int64], dict[int, int]]:
     """For each slot the one before it on its stream, or -1; and the last slot of each stream."""
     before = np.full(len(role), -1, dtype=np.int64)
     order = np.argsort(role.stream, kind='stable')

@@ -28,10 +28,9 @@ from typing import Final
 
 import numpy as np
 
+from simpar import hardware, profiles
 from simpar.cost.compute import MATRIX
 from simpar.cost.costs import Costs
-from simpar.hardware import Cluster
-from simpar.profiles import profile_folder
 from simpar.program import Program
 
 TABLE: Final = 'intervals.csv'
@@ -141,7 +140,7 @@ def streaming_share(program: Program, costs: Costs, step: float, bound: str) -> 
     return float(streaming[busiest.op_class].sum()) / step
 
 
-def spread_of(cluster: Cluster, bound: str) -> Spread | None:
+def spread_of(cluster: hardware.Cluster, bound: str) -> Spread | None:
     """The spread of steps like those on a cluster; None without a stack: no published step is of a device alone."""
     device = cluster.profile.device
     bins = device.bins.value if device.bins else 1.0
@@ -189,7 +188,7 @@ def device_class(name: str) -> str:
 @functools.lru_cache(maxsize=1)
 def spreads() -> tuple[Spread, ...]:
     """All rows of the table."""
-    path = profile_folder() / TABLE
+    path = profiles.profile_folder() / TABLE
     if not path.is_file():
         return ()
     with path.open(encoding='utf-8', newline='') as file:

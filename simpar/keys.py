@@ -25,8 +25,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import Field
 
-from simpar.errors import Problem
-from simpar.files import read_csv
+from simpar import errors, files
 
 T = TypeVar('T')
 _OPTIMIZER: Final = 'workload.optimizer'
@@ -63,7 +62,7 @@ class Row(NamedTuple):
 
 
 def _table() -> Mapping[str, Row]:
-    rows = {row['key']: row for row in read_csv(Path(__file__).with_suffix('.csv'))}
+    rows = {row['key']: row for row in files.read_csv(Path(__file__).with_suffix('.csv'))}
     for row in rows.values():
         for column in ('inert', 'idle', 'alike'):
             parts = row[column].split(' | ')
@@ -131,11 +130,11 @@ def _condition(text: str) -> Callable[[_Values], bool]:
 
 _CONFLICTS: Final = tuple(
     (row['of'], tuple(map(_condition, row['when'].split(' & '))), row)
-    for row in read_csv(Path(__file__).with_name('conflicts.csv'))
+    for row in files.read_csv(Path(__file__).with_name('conflicts.csv'))
 )
 
 
-def conflicts_of(asks: str, **values: object) -> Iterator[Problem]:
+def conflicts_of(asks: str, **values: object) -> Iterator[errors.Problem]:
     """What does not go together, by the table of conflicts.
 
     Arguments: ``asks``, whose rows count; ``values`` that these rows speak of, e.g. ``plan``.
@@ -143,7 +142,7 @@ def conflicts_of(asks: str, **values: object) -> Iterator[Problem]:
     for of, conditions, row in _CONFLICTS:
         if of == asks and all(holds(values) for holds in conditions):
             key, what, instead = (row[column].format(**values) for column in ('key', 'what', 'instead'))
-            yield Problem(tuple(key.split('.')), what, instead)
+            yield errors.Problem(tuple(key.split('.')), what, instead)
 
 
 _LONGEST = 40

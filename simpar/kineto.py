@@ -20,9 +20,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from simpar import files, metrics
 from simpar.cost.costs import Communication, Costs, entry_of
-from simpar.files import write_atomically
-from simpar.metrics import Meetings, action_spans, is_communication, is_pipeline
 from simpar.program import BYTES, COLLECTIVES, COPY, OpClass, Partition
 from simpar.program import transfers as is_transfer
 from simpar.trace import RankTimes, Trace
@@ -61,9 +60,9 @@ def write_kineto(
     style = Style(library=library, for_hta=True)
     paths = [folder / f'rank{rank}.json' for rank in ranks]
     for path, rank in zip(paths, ranks, strict=True):
-        write_atomically(path, document(trace, events(trace, [rank], style, costs), library, rank))
+        files.write_atomically(path, document(trace, events(trace, [rank], style, costs), library, rank))
     merged = folder / 'merged' / 'all_ranks.json'
-    write_atomically(merged, document(trace, _merged(trace, ranks, measured, costs, library), library))
+    files.write_atomically(merged, document(trace, _merged(trace, ranks, measured, costs, library), library))
     return [*paths, merged]
 
 
@@ -200,7 +199,7 @@ class Drawing:
         yield self._meta('process_name', name=f'rank {self.rank} ({origin})')
         yield self._meta('process_sort_index', sort_index=self.pid)
         threads = {_HOST: 'host', _STEPS: 'steps'}
-        if is_pipeline(self.trace.program):
+        if metrics.is_pipeline(self.trace.program):
             threads[_ACTIONS] = 'actions'
         threads |= {STREAMS + i: f'stream {name}' for i, name in enumerate(self.trace.role(self.rank_times).streams)}
         for tid, name in threads.items():
@@ -220,8 +219,8 @@ class Drawing:
 
     def actions(self) -> Iterator[Event]:
         """An annotation for each action of a pipeline."""
-        for step in range(self.trace.steps if is_pipeline(self.trace.program) else 0):
-            for span in action_spans(self.trace, self.rank, step):
+        for step in range(self.trace.steps if metrics.is_pipeline(self.trace.program) else 0):
+            for span in metrics.action_spans(self.trace, self.rank, step):
                 yield self._slice('user_annotation', f'PP:{span.action}', _ACTIONS, span.begin, span.end, {})
 
     def empty_launches(self) -> Iterator[Event]:
@@ -248,7 +247,7 @@ class Drawing:
                 args: Event = {'device': self.rank, 'stream': tid, 'correlation': step * len(role) + span.slot + 1}
                 args |= {'op': span.op.name, 'phase': span.op.phase, 'micro-batch': span.micro_batch, 'copy': span.copy}
                 name, since = actions[span.slot], span.start
-                if is_communication(span.op):
+                if metrics.is_communication(span.op):
                     name = f'{_kernel(span.op, self.style.library)} {name}'
                     since = span.start if is_transfer(span.op) else span.arrive
                     args |= _message(span.op, groups.get(span.op.partition, []), self.rank)
@@ -379,7 +378,7 @@ def _tellers(partition: Partition, kind: str) -> Iterator[tuple[int, int, int]]:
 
 def transfers(trace: Trace, ranks: list[int], style: Style) -> Iterator[Event]:
     """An arrow for each send of the last step whose receiver is shown too, at most ``most_arrows`` for a rank."""
-    meetings = Meetings(trace.program)
+    meetings = metrics.Meetings(trace.program)
     for rank in ranks:
         role = trace.program.role(rank)
         sends = [slot for slot in range(len(role)) if trace.program.op(role, slot).kind == 'send']

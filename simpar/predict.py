@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from simpar import files, session
 from simpar.cost.compute import BEYOND, FAR, MATRIX
 from simpar.cost.costs import Costs
 from simpar.cost.price import Effects, Pricer
 from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate, step_ends
-from simpar.files import read_csv
 from simpar.hardware import Cluster, Device, Profile, ShareFigure
 from simpar.interval import Interval, Spread, bound_by, interval, spread_of, streaming_share
 from simpar.lazy import card, dataframe, interactive
 from simpar.memory import Framework, Memory, Room, fits, framework_of, margin_of, memory, room_of
 from simpar.metrics import Metrics, metrics
 from simpar.program import Program
-from simpar.session import Session
 from simpar.throughput import Throughput
 from simpar.trace import Trace
 
@@ -46,7 +45,7 @@ STEPS = 2
 """Steps that are simulated at full clocks; the last counts."""
 
 
-def under_load(program: Program, cluster: Cluster, models: Session | None = None) -> Cluster:
+def under_load(program: Program, cluster: Cluster, models: session.Session | None = None) -> Cluster:
     """The cluster with its matrix units at the clock that they keep under this program; ``cluster`` without a stack, or
     where the device is not bound by power. Arguments: ``models``, as of ``price``.
 
@@ -100,7 +99,7 @@ Told = Callable[[int, int], None]
 """Is told how many simulations of how many are done."""
 Pricing = Callable[[Program, Cluster, Effects], Costs]
 _NONE: Final = Effects(**dict.fromkeys((field.name for field in fields(Effects)), False))
-ROWS: Final = tuple(read_csv(Path(__file__).with_name('effects.csv')))
+ROWS: Final = tuple(files.read_csv(Path(__file__).with_name('effects.csv')))
 """Effects in their order, the key that switches each on, and its words; ``only`` what has it can be changed by it."""
 _FELT: Final = 0.05
 """Share of computing from which on it is told that a table is asked beyond its range."""
@@ -307,16 +306,16 @@ def followed(program: Program, costs: Costs, steps: int = 3) -> Trace:
     return trace.first(steps) if further else trace
 
 
-def step_of(program: Program, cluster: Cluster, *, steps: int = 2, models: Session | None = None) -> float:
+def step_of(program: Program, cluster: Cluster, *, steps: int = 2, models: session.Session | None = None) -> float:
     """Seconds of the last of so many steps, all that is asked where predictions are many."""
     return step_and_costs(program, cluster, steps=steps, models=models)[0]
 
 
 def step_and_costs(
-    program: Program, cluster: Cluster, *, steps: int = 2, models: Session | None = None
+    program: Program, cluster: Cluster, *, steps: int = 2, models: session.Session | None = None
 ) -> tuple[float, Costs]:
     """The same, and the costs that it comes of."""
-    models = models or Session()
+    models = models or session.Session()
     costs = Pricer(program, under_load(program, cluster, models), models=models).costs(EFFECTS[-1][1])
     return step_of_costs(program, costs, steps), costs
 
@@ -342,7 +341,7 @@ def predict(
     baseline_cluster: Cluster | None = None,
     pricing: Pricing | None = None,
     progress: Told | None = None,
-    models: Session | None = None,
+    models: session.Session | None = None,
 ) -> Prediction:
     """Predict a program on a cluster, and explain its gain against a baseline.
 
@@ -356,7 +355,7 @@ def predict(
     Raises ``Deadlock``.
     Not modelled: noise; what a gain costs in memory.
     """
-    shared = models or Session()
+    shared = models or session.Session()
 
     def pricer(of: Program, on: Cluster) -> Callable[[Effects], Costs]:
         if pricing:

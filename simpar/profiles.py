@@ -19,8 +19,7 @@ from simpar import document
 from simpar.document import Tree
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.files import read_csv, read_regular
-from simpar.hardware import Cluster, Link, Profile, RateFigure, ShareFigure, Stack, TableFile, TimeFigure
-from simpar.hardware.topology import expansion_problems, faults_of
+from simpar.hardware import Cluster, Link, Profile, RateFigure, ShareFigure, Stack, TableFile, TimeFigure, topology
 
 # Profiles: found by name or path, read with every number's source and grade, and their tables of measurements.
 
@@ -315,7 +314,7 @@ def _problems(profile: Profile) -> Iterator[Problem]:
             yield Problem(('tables', kind), 'no dtype', 'write the data type of the kernels, e.g. dtype: bf16')
     yield from _link_problems(profile.links)
     if profile.expansion:
-        yield from expansion_problems(profile.expansion)
+        yield from topology.expansion_problems(profile.expansion)
 
 
 def _link_problems(links: Sequence[Link]) -> Iterator[Problem]:
@@ -376,7 +375,7 @@ def cluster(
         spread=spread,
         expansion_mode=expansion_mode,
     )
-    problems = [Problem('cluster', what, instead) for what, instead in faults_of(made)]
+    problems = [Problem('cluster', what, instead) for what, instead in topology.faults_of(made)]
     if problems:
         raise ProfileError(problems)
     return made

@@ -15,10 +15,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.errors import Infeasible, SimparError
+from simpar import errors, units
 from simpar.program import Program
 from simpar.schedule import Schedule
-from simpar.units import format_size, format_time, parse
 from simpar.workload import Transformer
 
 Build = Callable[[Schedule], Program]
@@ -48,7 +47,7 @@ class Limit:
     seconds: float = 600.0
 
     def __str__(self) -> str:
-        return f'{format_size(self.memory)} and {format_time(self.seconds)}'
+        return f'{units.format_size(self.memory)} and {units.format_time(self.seconds)}'
 
 
 LIMIT: Final = Limit()
@@ -88,7 +87,7 @@ class Size:
         return self.memory <= limit.memory and self.seconds <= limit.seconds
 
     def __str__(self) -> str:
-        return f'{_rounded(self.slots)} slots, {format_size(float(_two(self.memory)))} and {_about(self.seconds)}'
+        return f'{_rounded(self.slots)} slots, {units.format_size(float(_two(self.memory)))} and {_about(self.seconds)}'
 
 
 def parse_limit(texts: Sequence[str]) -> Limit:
@@ -103,7 +102,7 @@ def _bound(text: str) -> dict[str, float]:
     """The one bound that a text sets."""
     for name, kind in (('seconds', 'time'), ('memory', 'size')):
         with suppress(ValueError):
-            return {name: parse(text, kind)}
+            return {name: units.parse(text, kind)}
     raise ValueError(f'not a limit: {text!r}; write memory or time, e.g. 32GB or 3600s')
 
 
@@ -120,7 +119,7 @@ def check_size(schedules: Sequence[Schedule], ranks: int, limit: Limit, build: B
     size = _sum(estimate(schedule, ranks, build) for schedule in schedules)
     if not size.within(limit):
         where = schedules[0].where('plan')
-        raise Infeasible(
+        raise errors.Infeasible(
             f'{where}: plan: about {size} are needed, the limit is {limit}; '
             'take fewer micro-batches, copies, tiles or stages, or raise it, e.g. --limit 64GB --limit 3600s'
         )
@@ -144,7 +143,7 @@ def estimate(schedule: Schedule, ranks: int, build: Build) -> Size:
     """The size of a schedule's program, from small ones of its kind; the bound from above where none can be made."""
     try:
         slots, entries, classes = _extrapolated(schedule, build)
-    except SimparError:
+    except errors.SimparError:
         return at_most(schedule, ranks)
     return Size(slots=float(slots), entries=float(entries), classes=float(classes))
 

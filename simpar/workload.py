@@ -5,8 +5,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from simpar.document import OneOf, Short
-from simpar.keys import described
+from simpar import document, keys
 from simpar.model import Network, Strategy
 from simpar.model.library.cross_entropy import LossForm
 from simpar.model.library.gpt import Transformer as Transformer  # noqa: PLC0414 (users import it from here)
@@ -20,7 +19,7 @@ MODEL: Final = '\0model'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@described('workload.optimizer.sgd')
+@keys.described('workload.optimizer.sgd')
 class Sgd:
     """w ← w − learning_rate · gradient."""
 
@@ -29,7 +28,7 @@ class Sgd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@described('workload.optimizer.momentum')
+@keys.described('workload.optimizer.momentum')
 class Momentum:
     """v ← momentum · v + g; w ← w − learning_rate · v; one state in fp32 per weight (Polyak 1964).
 
@@ -45,7 +44,7 @@ class Momentum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@described('workload.optimizer.adam')
+@keys.described('workload.optimizer.adam')
 class Adam:
     """Adam without weight decay; two states per weight, and a third with ``master_weights``."""
 
@@ -58,7 +57,7 @@ class Adam:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@described('workload.optimizer.adamw')
+@keys.described('workload.optimizer.adamw')
 class AdamW:
     """Adam whose weights decay apart, by learning_rate · weight_decay (Loshchilov and Hutter 2019)."""
 
@@ -72,7 +71,7 @@ class AdamW:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@described('workload.optimizer.muon')
+@keys.described('workload.optimizer.muon')
 class Muon:
     """Momentum of a full matrix, orthogonalised by 5 Newton–Schulz iterations (Jordan et al. 2024); a state in fp32.
 
@@ -95,7 +94,7 @@ OPTIMIZERS: Final = {'sgd': Sgd, 'momentum': Momentum, 'adam': Adam, 'adamw': Ad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@described('workload')
+@keys.described('workload')
 class Workload:
     """What one optimizer step computes.
 
@@ -114,12 +113,12 @@ class Workload:
 
     model: Annotated[
         Network | Transformer | FromModule,
-        OneOf(
+        document.OneOf(
             hoist=True,
             written_out=('model',),
             transformer=Transformer,
             module=FromModule,
-            network=Annotated[Network, Short('layers', 'layers, as a list, or a mapping of these')],
+            network=Annotated[Network, document.Short('layers', 'layers, as a list, or a mapping of these')],
         ),
         Field(alias=MODEL),
     ]
@@ -133,7 +132,7 @@ class Workload:
     fp8_except: tuple[Annotated[str, Field(max_length=200, min_length=1)], ...] = ('head',)
     gradients: Precision | None = None
     phase: Literal['train', 'forward'] = 'train'
-    optimizer: Annotated[Optimizer, OneOf(short=True, **OPTIMIZERS)] = Sgd()
+    optimizer: Annotated[Optimizer, document.OneOf(short=True, **OPTIMIZERS)] = Sgd()
     clip_norm: float = 0.0
     loss_scale: float = 1.0
     data: Literal['random', 'mnist'] = 'random'

@@ -4,8 +4,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from executor.cluster import detect, is_launched
-from executor.host import keep_memory
+from executor import cluster, host
 from executor.options import add_flags, guarded, leave
 
 
@@ -26,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     # ``--ranks`` says that ranks are started here, whatever a batch system has put into the environment.
-    launch = None if options.ranks else detect(os.environ)
+    launch = None if options.ranks else cluster.detect(os.environ)
     if launch is None or not launch.idle:
         from executor.bench.bench import run
 
@@ -35,6 +34,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 if __name__ == '__main__':
-    if is_launched(os.environ):
-        keep_memory()
+    if cluster.is_launched(os.environ):
+        host.keep_memory()
     leave(main())

@@ -11,6 +11,7 @@ import yaml
 
 from executor.devices import KINDS, in_threads
 from executor.ranks.collectives import SMALL
+from simpar import plans, workload
 from simpar.cost.compute import NO_WORK, PRODUCTS
 from simpar.hardware.net import Net
 from simpar.lower import lower
@@ -18,9 +19,7 @@ from simpar.model import Dense, Network, Relu
 from simpar.model.library.blocks import block_network, llama_network
 from simpar.model.library.gpt import Transformer
 from simpar.model.model import AHEAD
-from simpar.plans import Plan
 from simpar.program import COLLECTIVES, OpClass, Partition, Phase, Program, ProgramBuilder, Tensor
-from simpar.workload import Adam, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,14 +389,14 @@ def _programs(probe: Probe, world: int) -> Iterator[Program]:
     parts = replace(model, norm='rms_norm', activation='swiglu', position='rotary', qk_norm=True, bias=())
     # Sharding adds operators of its own: slices, pads, the cross entropy over a sharded vocabulary.
     for tensor in (1, 2) if world % 2 == 0 else (1,):
-        plan = Plan(tensor=tensor)
-        yield lower(Workload(model=model, batch=probe.batch, optimizer=Adam()), plan, tensor)
-        yield lower(Workload(model=parts, batch=probe.batch), plan, tensor)
+        plan = plans.Plan(tensor=tensor)
+        yield lower(workload.Workload(model=model, batch=probe.batch, optimizer=workload.Adam()), plan, tensor)
+        yield lower(workload.Workload(model=parts, batch=probe.batch), plan, tensor)
         rows = Network(layers=(dense, Relu(), dense))
-        yield lower(Workload(model=rows, batch=probe.batch * probe.sequence, loss='mse'), plan, tensor)
+        yield lower(workload.Workload(model=rows, batch=probe.batch * probe.sequence, loss='mse'), plan, tensor)
     for blocks in (block_network, llama_network):
         block = blocks(probe.sequence, probe.hidden, model.heads, probe.hidden)
-        yield lower(Workload(model=block, batch=probe.batch * probe.sequence, loss='mse'), Plan(), 1)
+        yield lower(workload.Workload(model=block, batch=probe.batch * probe.sequence, loss='mse'), plans.Plan(), 1)
 
 
 def program_items(program: Program, world: int, prefix: str) -> list[Item]:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from simpar.files import read_csv
-from simpar.program import OpClass
+from simpar import files, program
 
 TABLE = Path(__file__).parent / 'kernels.csv'
 
@@ -29,7 +28,7 @@ class Fused:
     largest: int
     multiple: int
 
-    def takes(self, op: OpClass, dtype: torch.dtype) -> bool:
+    def takes(self, op: program.OpClass, dtype: torch.dtype) -> bool:
         """Whether it does an op in a dtype."""
         features = int(op.attributes.get('head_dim', 0))
         return (
@@ -51,12 +50,12 @@ def rows(operator: str, device: str) -> tuple[Fused, ...]:
             int(row['largest'] or 0),
             int(row['multiple'] or 0),
         )
-        for row in read_csv(TABLE)
+        for row in files.read_csv(TABLE)
         if row['kernel'] and operator in row['operator'].split() and device in row['devices'].split()
     )
 
 
-def fused(operator: str, op: OpClass, tensor: torch.Tensor) -> str:
+def fused(operator: str, op: program.OpClass, tensor: torch.Tensor) -> str:
     """The kernel for an op on the device of a tensor and in its dtype; empty: it is composed of others."""
     found = (row.kernel for row in rows(operator, tensor.device.type) if row.takes(op, tensor.dtype))
     return next(found, '')
@@ -67,7 +66,7 @@ def dtypes(device: str) -> dict[str, frozenset[str]]:
     """Fused kernel of a kind of device → the dtypes that it computes in; its backward's are the same."""
     found = {
         row['kernel']: frozenset(row['dtypes'].split())
-        for row in read_csv(TABLE)
+        for row in files.read_csv(TABLE)
         if row['dtypes'] and device in row['devices'].split()
     }
     return found | {f'{name}_backward': of for name, of in found.items()}

@@ -13,8 +13,7 @@ from itertools import accumulate
 import torch
 
 from executor.host import Clock
-from executor.ranks.collectives import Channel, Link, Pace, Rings
-from executor.ranks.streams import Work
+from executor.ranks import collectives, streams
 from simpar.cost.costs import Costs, entry_of
 from simpar.program import COPY, OpClass, Program
 
@@ -33,7 +32,7 @@ class VirtualDevice:
     Arguments: ``link`` is told when the device computes (for collectives that computing slows), None where none are.
     """
 
-    def __init__(self, clock: Clock, link: Link | None = None) -> None:
+    def __init__(self, clock: Clock, link: collectives.Link | None = None) -> None:
         self._clock = clock
         self._link = link
         self._busy: list[Busy] = []
@@ -110,7 +109,7 @@ class EmulatedMachine:
     Arguments: ``link``, what the rank sends through where the network is paced.
     """
 
-    def __init__(self, program: Program, costs: Costs, rank: int, clock: Clock, link: Link | None) -> None:
+    def __init__(self, program: Program, costs: Costs, rank: int, clock: Clock, link: collectives.Link | None) -> None:
         role = program.role(rank)
         self._costs = costs
         self._clock = clock
@@ -132,7 +131,7 @@ class EmulatedMachine:
         """The host starts to issue ops."""
         self._begin = moment
 
-    def arrive(self, work: Work, ready: float) -> float:
+    def arrive(self, work: streams.Work, ready: float) -> float:
         """The op is ready and the host has issued it."""
         arrived = max(ready, self._begin + self._issued[work.slot.position] + work.step * self._period)
         if work.channel is not None:
@@ -140,25 +139,25 @@ class EmulatedMachine:
             self._clock.sleep_until(arrived)
         return arrived
 
-    def run(self, work: Work, arrived: float) -> float:
+    def run(self, work: streams.Work, arrived: float) -> float:
         """Sleep for a compute op, send for a message."""
         if work.slot.op.operator == COPY:
             return self._copy(work, arrived)
         return self.compute(work, arrived) if work.channel is None else self.communicate(work, arrived)
 
-    def _copy(self, work: Work, arrived: float) -> float:
+    def _copy(self, work: streams.Work, arrived: float) -> float:
         """An engine copies, and slows nothing."""
         cost = self._costs.communication[work.slot.index][0]
         end = arrived + cost.alpha + cost.transfer
         self._clock.sleep_until(end)
         return end
 
-    def compute(self, work: Work, arrived: float) -> float:
+    def compute(self, work: streams.Work, arrived: float) -> float:
         """The op's isolated time on this rank, stretched beside collectives."""
         seconds = float(self._costs.compute[work.slot.index]) / self._speed
         return self._device.compute(arrived, seconds, float(self._costs.beside_communication[work.slot.index]))
 
-    def communicate(self, work: Work, arrived: float) -> float:
+    def communicate(self, work: streams.Work, arrived: float) -> float:
         """Messages of the right sizes; the collective starts when the last of its ranks has arrived.
 
         When that is must be known before a send, and where the link is ours; meanwhile where the start slows compute.
@@ -185,7 +184,7 @@ class EmulatedMachine:
             others = [position for position in range(channel.size) if position != channel.position]
             channel.meet(arrived, others, begin)
         channel.done = None
-        _transfer(work.slot.op, Rings(channel, self._pace(work), start))
+        _transfer(work.slot.op, collectives.Rings(channel, self._pace(work), start))
         # A meeting that no exchange has waited for would meet the next op's messages.
         channel.settle()
         # As of compute: the moment at which the link was through, not that at which a thread woke up for it.
@@ -197,7 +196,7 @@ class EmulatedMachine:
             self._device.close(interval, end)
         return end
 
-    def _pace(self, work: Work) -> Pace | None:
+    def _pace(self, work: streams.Work) -> collectives.Pace | None:
         """Demand as the costs have it: below 1 where something else than the link limits the collective."""
         if self._link is None:
             return None
@@ -205,17 +204,17 @@ class EmulatedMachine:
         links = entries[entry_of(len(entries), *self._place[work.slot.op.partition])].links if entries else ()
         # A rank has one link here; of several modelled links the busiest is the limit.
         demand = max((demand for _, demand in links), default=1.0)
-        return Pace(self._link, demand, float(self._costs.beside_compute[work.slot.index]), virtual=True)
+        return collectives.Pace(self._link, demand, float(self._costs.beside_compute[work.slot.index]), virtual=True)
 
 
-def _meet(op: OpClass, channel: Channel, arrived: float) -> float:
+def _meet(op: OpClass, channel: collectives.Channel, arrived: float) -> float:
     """When the last participant arrived."""
     if op.kind == 'collective':
         return channel.latest(arrived)
     return channel.later(arrived, (channel.position + op.peer) % channel.size)
 
 
-def _transfer(op: OpClass, rings: Rings) -> None:
+def _transfer(op: OpClass, rings: collectives.Rings) -> None:
     """An op's messages, of bytes that nobody reads, so that they need not be set."""
     full, size, position = torch.empty(int(op.bytes), dtype=torch.uint8), rings.size, rings.position
     if op.operator == 'all_reduce':

@@ -14,23 +14,20 @@ from typing import Final, Protocol, cast
 import torch
 import torch.distributed as dist
 
+from executor import host, validate
 from executor.checkpoint import write_rank
-from executor.devices import KINDS
-from executor.devices.issue import ISSUERS, DeviceRun
+from executor.devices import KINDS, issue
 from executor.devices.open import open_device
-from executor.host import Clock, urgently
 from executor.ranks.collectives import LATE, Channel, Link
 from executor.ranks.emulated import EmulatedMachine
 from executor.ranks.real import Computation, Groups, RealMachine, Start, device_transports
 from executor.ranks.request import INIT_TIMEOUT, Outcome, Request, Stretch
 from executor.ranks.streams import Streams, set_queues
 from executor.ranks.watchdog import Failure, Status
-from executor.validate import communicators
+from simpar import errors, trace
 from simpar.cost.costs import Costs
-from simpar.errors import RunFailed
 from simpar.hardware.net import Net
 from simpar.program import COPY, Program
-from simpar.trace import Times
 
 SLACK: Final = 5.0
 """Seconds that gloo waits longer than the watchdog, which knows more."""
@@ -44,8 +41,8 @@ class Watched(Protocol):
     """A run that somebody watches."""
 
     failures: list[Failure]
-    arrive_KS: Times
-    end_KS: Times
+    arrive_KS: trace.Times
+    end_KS: trace.Times
 
     def begin(self, moment: float) -> None:
         """All ranks begin at a moment that is near."""
@@ -87,7 +84,7 @@ class Rank:
     net: Net
     status: Status
     timeout: float
-    clock: Clock
+    clock: host.Clock
     machines: Machines
     started: int | None = None
 
@@ -119,7 +116,7 @@ class Rank:
         """A pair of process groups for each communicator; all ranks make all groups, in the same order."""
         channels = {}
         used: dict[tuple[int, ...], int] = {}
-        for partition, stream in communicators(program):
+        for partition, stream in validate.communicators(program):
             # torch demands that all ranks of the world create all groups, in one order, members or not.
             for members in map(tuple, partition.groups_GP.tolist()):
                 if len(members) == 1:
@@ -158,7 +155,7 @@ class Rank:
             else:
                 notes, computation, job = self._on_device(program, request)
         # Real computation must not come before all else; where messages are favoured, its threads make themselves nice.
-        with urgently() if favour or request.compute == 'emulated' else nullcontext():
+        with host.urgently() if favour or request.compute == 'emulated' else nullcontext():
             begin = agree()
             job.begin(begin)
             # All ranks begin at one moment, so that traces have one zero.
@@ -201,7 +198,7 @@ class Rank:
     def _on_device(self, program: Program, request: Request) -> Prepared:
         """An accelerator, whose streams take the place of threads."""
         if any(op.operator == COPY for op in program.op_classes):
-            raise RunFailed('plan.offload: the executor copies to the host on CPUs alone; write --device cpu')
+            raise errors.RunFailed('plan.offload: the executor copies to the host on CPUs alone; write --device cpu')
         # Before anything else is asked of the driver.
         streams = len(program.role(self.rank).streams)
         notes = set_queues(KINDS[request.device], request.queues, streams)
@@ -209,8 +206,8 @@ class Rank:
         channels, groups = self._channels[program.hash], self._communicators
         transports = device_transports(program, self.rank, device, channels, request, self._timeout, groups)
         start = Start.of(program, self.rank, request, self._held)
-        issuer = ISSUERS[request.issue](start, device, transports)
-        return notes, issuer.computation, DeviceRun(issuer, self.status, self.clock.now)
+        issuer = issue.ISSUERS[request.issue](start, device, transports)
+        return notes, issuer.computation, issue.DeviceRun(issuer, self.status, self.clock.now)
 
 
 def _too_slow(rank: int, channels: Iterable[Channel]) -> list[str]:

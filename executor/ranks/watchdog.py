@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from executor.host import BUSY, BUSY_AMONG_OTHERS, cpu_use
 from executor.walk import Order, peers
-from simpar.errors import RunFailed
-from simpar.files import naming
+from simpar import errors, files
 from simpar.program import Program
 
 # Status: what every stream of every rank is doing, kept where it outlives the rank.
@@ -53,7 +52,7 @@ class Status:
             self._memory: bytearray | mmap.mmap = bytearray(size)
         else:
             if not path.exists():
-                with naming(path):
+                with files.naming(path):
                     path.write_bytes(bytes(size))
             # A mapped file outlives a killed process, so its last beat can still be read.
             with path.open('r+b') as file:
@@ -341,7 +340,7 @@ FAILED: Final = 'failed.json'
 
 def write_failure(reason: str) -> None:
     """Say in the current folder why a run failed, unless another rank has said so."""
-    told = {'format': 'simpar failure 1', 'exit_code': RunFailed.exit_code, 'message': reason}
+    told = {'format': 'simpar failure 1', 'exit_code': errors.RunFailed.exit_code, 'message': reason}
     # A folder that cannot be written keeps nobody from ending.
     with suppress(OSError), open(FAILED, 'x', encoding='utf-8') as file:
         file.write(json.dumps({**told, 'host': os.uname().nodename}, ensure_ascii=False) + '\n')
@@ -349,9 +348,9 @@ def write_failure(reason: str) -> None:
 
 def leave(reason: str) -> None:
     """End the process: its main thread is in torch's C++, which cannot be called back."""
-    print(RunFailed(reason), file=sys.stderr, flush=True)
+    print(errors.RunFailed(reason), file=sys.stderr, flush=True)
     write_failure(reason)
-    os._exit(RunFailed.exit_code)
+    os._exit(errors.RunFailed.exit_code)
 
 
 @dataclass(slots=True, eq=False)
@@ -435,7 +434,7 @@ class Pulse:
                     self.end(reason)
                     return
         # The store is gone, and with it who serves it.
-        except (RuntimeError, OSError, RunFailed):
+        except (RuntimeError, OSError, errors.RunFailed):
             if not self._through.is_set():
                 self.end(self._served('was lost', 'its store is gone'))
 

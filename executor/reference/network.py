@@ -13,8 +13,7 @@ from executor.draws import OWN, dropout_mask, given, own_operator
 from simpar import model as operators
 from simpar.model import Operator
 from simpar.model.model import FromModule
-from simpar.model.operators.stream import KEYS, Dropout
-from simpar.model.operators.torch_call import ModuleEmbedding, ModuleLinear, TorchCall
+from simpar.model.operators import stream, torch_call
 from simpar.workload import Workload
 
 # The reference of a ``network:``: its layers in plain torch, each of which reads values by name.
@@ -179,7 +178,7 @@ def _module_inputs(workload: Workload) -> tuple[Input, ...]:
     model = _model(workload)
     graph = model.graph(workload.batch)
     result = graph.shapes[graph.nodes[-1].name]
-    own = tuple((one.name, one.drawn, one.shape, one.integer) for one in graph.sources if one.name != KEYS)
+    own = tuple((one.name, one.drawn, one.shape, one.integer) for one in graph.sources if one.name != stream.KEYS)
     if workload.loss in LOSSES:
         return (*own, ('target', 'normal:1', result, False))
     return (*own, ('labels', f'classes:{result[-1]}', result[:-1], True))
@@ -199,8 +198,8 @@ def _module_loss(workload: Workload, parameters: Parameters, *given_all: Any) ->
     # The last says slices of a sequence, which a module has none of.
     *xs, target, keys, _ = given_all
     model = _model(workload)
-    names = [one.name for one in model.exported.sources if one.name != KEYS]
-    values: Values = {**dict(zip(names, xs, strict=True)), KEYS: keys}
+    names = [one.name for one in model.exported.sources if one.name != stream.KEYS]
+    values: Values = {**dict(zip(names, xs, strict=True)), stream.KEYS: keys}
     for node in model.nodes:
         reads = [values[name] for name in node.reads]
         y = values[node.name] = _of_operator(node.operator, parameters, reads)
@@ -210,20 +209,20 @@ def _module_loss(workload: Workload, parameters: Parameters, *given_all: Any) ->
 
 
 def _of_operator(operator: Operator, parameters: Parameters, reads: list[torch.Tensor]) -> torch.Tensor:
-    if isinstance(operator, ModuleLinear):
+    if isinstance(operator, torch_call.ModuleLinear):
         weight, bias = parameters[operator.weight], parameters.get(operator.bias_name)
         return functional.linear(reads[0], weight.T if operator.transposed else weight, bias)
-    if isinstance(operator, ModuleEmbedding):
+    if isinstance(operator, torch_call.ModuleEmbedding):
         padding = operator.padding if operator.padding >= 0 else None
         return functional.embedding(reads[0], parameters[operator.weight], padding_idx=padding)
-    if isinstance(operator, Dropout):
+    if isinstance(operator, stream.Dropout):
         x, keys = reads
         mask = dropout_mask(keys, operator.site, list(x.shape[1:]), operator.probability)
         return x * mask / (1 - operator.probability)
-    return _called(cast('TorchCall', operator), parameters, reads)
+    return _called(cast('torch_call.TorchCall', operator), parameters, reads)
 
 
-def _called(operator: TorchCall, parameters: Parameters, reads: list[torch.Tensor]) -> torch.Tensor:
+def _called(operator: torch_call.TorchCall, parameters: Parameters, reads: list[torch.Tensor]) -> torch.Tensor:
     spec = operator.spec
     dtype = next((one.dtype for one in (*reads, *parameters.values()) if one.is_floating_point()), torch.float64)
     integer = {'bool': torch.bool, 'int32': torch.int32, 'int64': torch.int64}

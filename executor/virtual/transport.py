@@ -12,18 +12,15 @@ from typing import Any
 
 import torch
 
-from executor.devices.issue import ISSUERS, Watch
+from executor import draws, validate, walk
+from executor.devices import issue
 from executor.devices.open import open_device
-from executor.draws import single_thread
-from executor.ranks.collectives import Messages
-from executor.ranks.real import Start
+from executor.ranks import collectives, real
 from executor.ranks.request import Outcome, Request
 from executor.state import Execution, assemble_run
 from executor.tensors import all_reduce
-from executor.validate import communicators
 from executor.virtual.engine import Queue, Task, Touch, state
 from executor.virtual.tensor import VirtualTensor, touches
-from executor.walk import Slot
 from simpar.errors import ProgramError
 from simpar.program import Program, instance
 
@@ -119,7 +116,7 @@ class VirtualTransport:
         self.meet('all_to_all', '', list(chunks), received, exchanged)
         return received
 
-    def exchange(self, sends: Messages, receives: Messages) -> None:
+    def exchange(self, sends: collectives.Messages, receives: collectives.Messages) -> None:
         """Send and receive at once, as one batch."""
         shared, mine, what = self.communicator, self.position, f'a message on {self.communicator.name}'
         sends, receives = ([one for one in messages if one[1] in shared.there] for messages in (sends, receives))
@@ -276,10 +273,10 @@ class VirtualWorld:
         self._program = program
         self._steps = request.steps
         transports = ends_of(program, range(program.world))
-        with single_thread():
+        with draws.single_thread():
             self.ranks = [
-                ISSUERS[request.issue](
-                    Start.of(program, rank, request, held[rank] if held else None),
+                issue.ISSUERS[request.issue](
+                    real.Start.of(program, rank, request, held[rank] if held else None),
                     open_device('virtual', rank),
                     transports[rank],
                     watch=watch_of(program, rank),
@@ -303,7 +300,7 @@ class VirtualWorld:
     def train(self, first: int, count: int, *, keep: bool = True) -> Execution:
         """Train some steps from number ``first`` on; see ``run``."""
         steps = range(first, first + count)
-        with single_thread():
+        with draws.single_thread():
             for rank in self.ranks:
                 rank.begin(self.engine.now, steps[-1])
             zero = self.engine.now()
@@ -333,10 +330,10 @@ class VirtualWorld:
             state.issuing = False
 
 
-def watch_of(program: Program, rank: int) -> Watch:
+def watch_of(program: Program, rank: int) -> issue.Watch:
     """What holds the program's tensors that a rank's ops use against the events, as memory is."""
 
-    def watch(slot: Slot, step: int, stream: Any) -> None:
+    def watch(slot: walk.Slot, step: int, stream: Any) -> None:
         op, touches = slot.op, []
         for name in dict.fromkeys((*op.reads, *op.writes, *op.accumulates, *op.frees)):
             tensor = program.tensor[name]
@@ -353,7 +350,7 @@ def ends_of(program: Program, ranks: Sequence[int]) -> list[dict[tuple[str, str]
     """For each of some ranks its end of every communicator; their devices are numbered as they come."""
     found: list[dict[tuple[str, str], VirtualTransport]] = [{} for _ in ranks]
     device = {rank: number for number, rank in enumerate(ranks)}
-    for partition, stream in communicators(program):
+    for partition, stream in validate.communicators(program):
         for members in partition.groups_GP.tolist():
             there = frozenset(position for position, rank in enumerate(members) if rank in device)
             shared = Communicator(f'{partition.name} on {stream}, ranks {members}', len(members), there)

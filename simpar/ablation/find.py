@@ -16,18 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from simpar import errors, hardware, plans, resolve, units
-from simpar.ablation.rules import (
-    Facts,
-    Key,
-    effective,
-    facts_of,
-    idle,
-    inert,
-    says_the_choice,
-    user_keys,
-    without_keys,
-    words,
-)
+from simpar.ablation import rules
 from simpar.cost.price import price, speeds_beside
 from simpar.keys import WithoutEffect
 from simpar.lower import lower
@@ -115,11 +104,13 @@ class _Ablation:
     of_few: dict[int, Program] = field(default_factory=dict)
 
     def keys(self) -> Iterator[WithoutEffect]:
-        facts = facts_of(self.schedule, self.found.workload, self.plan, self.program)
-        keys = list(user_keys(self.schedule))
-        unable = {key.name: inert(key.rule, facts) for key in keys}
+        facts = rules.facts_of(self.schedule, self.found.workload, self.plan, self.program)
+        keys = list(rules.user_keys(self.schedule))
+        unable = {key.name: rules.inert(key.rule, facts) for key in keys}
         others = [key for key in keys if key.is_set and not unable[key.name]]
-        spelled = [key for key in others if says_the_choice(key, self.found.workload, self.plan, self.cluster.world)]
+        spelled = [
+            key for key in others if rules.says_the_choice(key, self.found.workload, self.plan, self.cluster.world)
+        ]
         others = [key for key in others if key not in spelled]
         why = {**unable, **self._idle(others, spelled, facts)}
         for key in keys:
@@ -132,25 +123,26 @@ class _Ablation:
                     WithoutEffect(item.name, item.shown, told[item.name]) for item in items if item.name in told
                 )
 
-    def _idle(self, keys: Sequence[Key], spelled: Sequence[Key], facts: Facts) -> dict[str, str]:
+    def _idle(self, keys: Sequence[rules.Key], spelled: Sequence[rules.Key], facts: rules.Facts) -> dict[str, str]:
         """Why the program is the same without each of these keys, alone and when all others that are idle go with it.
 
         Arguments: ``spelled``, keys that say what is chosen anyway, which may be what holds the effect of another.
         """
-        sure = {key.name: idle(key, facts) for key in keys}
+        sure = {key.name: rules.idle(key, facts) for key in keys}
         alone = [
             key
             for key in keys
-            if sure[key.name] or (not effective(key, facts) and not self._is_other_optimum(key) and self._same([key]))
+            if sure[key.name]
+            or (not rules.effective(key, facts) and not self._is_other_optimum(key) and self._same([key]))
         ]
         for context in ([*alone, *spelled], alone):
             if len(context) > 1 and alone and not self._same(context):
                 # Without all of them the program is another: those that hold it say the same as one another.
                 bare = self._without(context)
                 alone = [key for key in alone if self._is_without(bare, [one for one in context if one is not key])]
-        return {key.name: sure[key.name] or words(key, facts) for key in alone}
+        return {key.name: sure[key.name] or rules.words(key, facts) for key in alone}
 
-    def _same(self, keys: Collection[Key]) -> bool:
+    def _same(self, keys: Collection[rules.Key]) -> bool:
         """Whether the program is the same without keys; where nothing can be lowered, they have an effect."""
         names = frozenset(key.name for key in keys)
         if names not in self.same_without:
@@ -160,7 +152,7 @@ class _Ablation:
             self.same_without[names] = all(self._equal(keys, count) for count in counts)
         return self.same_without[names]
 
-    def _is_without(self, program: Program | None, keys: Collection[Key]) -> bool:
+    def _is_without(self, program: Program | None, keys: Collection[rules.Key]) -> bool:
         other = self._without(keys)
         return program is other if program is None or other is None else same(program, other)
 
@@ -174,7 +166,7 @@ class _Ablation:
         worked_out = plan.rows or plan.order.endswith('.csv') or self.found.workload.batch % batches
         return 0 if worked_out or 2 * few >= batches else few
 
-    def _equal(self, keys: Collection[Key], few: int) -> bool:
+    def _equal(self, keys: Collection[rules.Key], few: int) -> bool:
         """Whether programs of so few micro-batches are the same; 0: the whole ones."""
         other = self._without(keys, few)
         return other is not None and same(self._first(few), other)
@@ -185,7 +177,7 @@ class _Ablation:
             self.of_few[few] = lower(*_of_few(self.found.workload, self.plan, few), self.cluster.world)
         return self.of_few[few] if few else self.program
 
-    def _without(self, keys: Collection[Key], few: int = 0) -> Program | None:
+    def _without(self, keys: Collection[rules.Key], few: int = 0) -> Program | None:
         """The program without keys, of so few micro-batches; None where there is none."""
         try:
             workload, plan = self._choices(keys)
@@ -193,29 +185,29 @@ class _Ablation:
         except errors.SimparError:
             return None
 
-    def _choices(self, keys: Collection[Key]) -> tuple[Workload, plans.Plan]:
-        rules = {key.rule for key in keys}
+    def _choices(self, keys: Collection[rules.Key]) -> tuple[Workload, plans.Plan]:
+        names = {key.rule for key in keys}
         plan = self.plan
-        if 'plan.order' in rules and not self.schedule.plan.rows:
+        if 'plan.order' in names and not self.schedule.plan.rows:
             plan = replace(plan, rows=())
-        if 'plan.redistribution' in rules:
+        if 'plan.redistribution' in names:
             # Where it is predicted, all-to-all is chosen with it.
             plan = replace(plan, all_to_all=self.schedule.plan.all_to_all)
         searched = self.schedule.plan.search
         given = replace(plan, strategies=self.schedule.plan.strategies)
-        if 'plan.search' in rules:
-            return without_keys(self.schedule.workload, given, keys)
+        if 'plan.search' in names:
+            return rules.without_keys(self.schedule.workload, given, keys)
         if searched in _CHEAP_SEARCHES:
-            workload, plan = without_keys(self.schedule.workload, replace(given, search=searched), keys)
+            workload, plan = rules.without_keys(self.schedule.workload, replace(given, search=searched), keys)
             found = resolve.find_strategies(workload, plan, self.cluster)
             return found.workload, found.plan
         workload = self.found.workload
-        if 'plan.objective' in rules:
+        if 'plan.objective' in names:
             best = self._by_bytes()
             workload, plan = best.workload, replace(plan, strategies=best.plan.strategies)
-        return without_keys(workload, plan, keys)
+        return rules.without_keys(workload, plan, keys)
 
-    def _is_other_optimum(self, key: Key) -> bool:
+    def _is_other_optimum(self, key: rules.Key) -> bool:
         """Whether a key is the objective of a search that by bytes would have found something else."""
         if key.rule != 'plan.objective' or not self.found.proposals:
             return False
@@ -363,7 +355,7 @@ _PLAN: Final = 'plan.'
 _ATTENTION: Final = 'workload.transformer.attention'
 
 
-def unlike_stack(schedule: Schedule, stack: hardware.Stack | None, facts: Facts) -> Iterator[str]:
+def unlike_stack(schedule: Schedule, stack: hardware.Stack | None, facts: rules.Facts) -> Iterator[str]:
     """A sentence on keys of plan and model that a framework has otherwise, of those that may have an effect here.
 
     Keys on which the file is silent are the framework's own, so what differs was asked for, or is of the model.
@@ -387,10 +379,10 @@ def unlike_stack(schedule: Schedule, stack: hardware.Stack | None, facts: Facts)
         yield f'Your schedule is not as {stack.name} is by default: {"; ".join(unlike)}.'
 
 
-def _inert(key: str, facts: Facts) -> bool:
+def _inert(key: str, facts: rules.Facts) -> bool:
     # Without tensor ranks no value has parts to send.
     parts = key == 'plan.scatter_gather' and facts.plan.tensor == 1
-    return parts or bool(inert(key, facts))
+    return parts or bool(rules.inert(key, facts))
 
 
 def _plain(value: object) -> object:

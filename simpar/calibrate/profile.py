@@ -8,11 +8,10 @@ from typing import Any, Final
 
 import yaml
 
+from simpar import document, files
 from simpar.calibrate.figures import Number, numbers_of, per
 from simpar.calibrate.record import Record, Table, tables_of
-from simpar.document import read
 from simpar.errors import Problem, ScheduleError
-from simpar.files import write_atomically
 from simpar.profiles import FILE, profile_path
 
 SHOWN: Final = 3
@@ -94,7 +93,7 @@ def require_profile_path(path: Path) -> None:
 def _is_schedule(path: Path) -> bool:
     # What cannot be read is no schedule of anybody's.
     with suppress(ScheduleError):
-        root = read(path).root if path.is_file() else None
+        root = document.read(path).root if path.is_file() else None
         return isinstance(root, dict) and 'workload' in root
     return False
 
@@ -109,12 +108,12 @@ def write_profile(path: Path, calibration: Calibration) -> list[Path]:
     written = [path]
     for kind, table in calibration.tables.items():
         written.append(path.with_name(_table_name(path, kind)))
-        write_atomically(written[-1], table.text(calibration.source))
+        files.write_atomically(written[-1], table.text(calibration.source))
     if calibration.record.launches:
         written.append(path.with_name(f'{path.stem}.stack.yaml'))
-        write_atomically(written[-1], stack_text(path, calibration))
+        files.write_atomically(written[-1], stack_text(path, calibration))
     # The profile last: a reader that finds it finds its tables too.
-    write_atomically(path, profile_text(path, calibration))
+    files.write_atomically(path, profile_text(path, calibration))
     return written
 
 

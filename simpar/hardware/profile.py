@@ -10,8 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from simpar.document import Bytes, Flops, Rate, Seconds
-from simpar.lazy import card
+from simpar import document, lazy
 
 Grade = Literal['measured', 'vendor', 'literature', 'estimate', 'claim']
 # A source must not be empty: a number of unknown origin is what profiles are against.
@@ -33,28 +32,28 @@ class Figure:
 class FlopsFigure(Figure):
     """Floating-point operations a second."""
 
-    value: Flops
+    value: document.Flops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateFigure(Figure):
     """Bytes a second."""
 
-    value: Rate
+    value: document.Rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeFigure(Figure):
     """Bytes."""
 
-    value: Bytes
+    value: document.Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeFigure(Figure):
     """Seconds."""
 
-    value: Seconds
+    value: document.Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,4 +405,4 @@ class Profile:
         return f'Profile({self.name!r}, devices={self.devices!r})'
 
     def _repr_html_(self) -> str:
-        return card(self)
+        return lazy.card(self)

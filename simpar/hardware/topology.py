@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar import document, errors, plans
-from simpar.files import read_csv
+from simpar import document, errors, files, plans
 from simpar.hardware.profile import DeviceUse, Expansion, Link, Profile, RateFigure, ShareFigure
 from simpar.hardware.stack import Stack
 
@@ -53,7 +52,7 @@ def modes_of(tuning: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _rows() -> list[dict[str, str]]:
-    return read_csv(Path(__file__).with_name('beside.csv'))
+    return files.read_csv(Path(__file__).with_name('beside.csv'))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,13 +33,17 @@ _MOST_ROWS: Final = 100
 """Rows of a sweep that a card shows."""
 
 
-@functools.singledispatch
 def card(answer: Any) -> str:
     """An answer as HTML; raises ``TypeError`` for what is none."""
+    return f'<div class="simpar">{_STYLE}{_body(answer)}</div>'
+
+
+@functools.singledispatch
+def _body(answer: Any) -> str:
     raise TypeError(f'{type(answer).__name__} has no card')
 
 
-@card.register
+@_body.register
 def _(prediction: predict.Prediction) -> str:
     """Headline, picture, figures and why."""
     parts = [
@@ -50,10 +54,10 @@ def _(prediction: predict.Prediction) -> str:
         f'<p>{html.escape(prediction.critical_path.summary)}</p>',
         *(f'<p>Note: {html.escape(note)}</p>' for note in prediction.notes),
     ]
-    return _framed(''.join(parts))
+    return ''.join(parts)
 
 
-@card.register
+@_body.register
 def _(case: Case) -> str:
     """What is asked: model, plan, cluster and the size of the program."""
     mine, _ = case.names
@@ -69,10 +73,10 @@ def _(case: Case) -> str:
     if case.baseline:
         rows['baseline'] = case.names[1]
     body = ''.join(f'<tr><td>{html.escape(key)}</td><td>{html.escape(value)}</td></tr>' for key, value in rows.items())
-    return _framed(f'<p><b>A case</b>: <code>.predict()</code> answers it</p><table><tbody>{body}</tbody></table>')
+    return f'<p><b>A case</b>: <code>.predict()</code> answers it</p><table><tbody>{body}</tbody></table>'
 
 
-@card.register
+@_body.register
 def _(profile: hardware.Profile) -> str:
     """The device and its links, each number with its grade."""
     device = profile.device
@@ -81,10 +85,10 @@ def _(profile: hardware.Profile) -> str:
     rows.append(('memory', f'{device.memory.size.value / 1e9:.4g} GB', device.memory.size.grade))
     rows += [(link.name, f'{link.bandwidth.value / 1e9:.4g} GB/s', link.bandwidth.grade) for link in profile.links]
     body = ''.join(f'<tr>{"".join(f"<td>{html.escape(cell)}</td>" for cell in row)}</tr>' for row in rows)
-    return _framed(f'<p><b>{html.escape(profile.name)}</b></p><table><tbody>{body}</tbody></table>')
+    return f'<p><b>{html.escape(profile.name)}</b></p><table><tbody>{body}</tbody></table>'
 
 
-@card.register
+@_body.register
 def _(answer: SweepAnswer) -> str:
     """The table; the fastest row is bold."""
     heads = [*short_keys(answer.keys).values(), *heads_of(answer)]
@@ -93,31 +97,7 @@ def _(answer: SweepAnswer) -> str:
     left = len(answer.results) - _MOST_ROWS
     more = f'<p>{left} more rows: see <code>to_dataframe</code></p>' if left > 0 else ''
     table = f'<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
-    return _framed(f'<p><b>{html.escape(best_summary(answer))}</b></p>{table}{more}')
-
-
-@card.register
-def _(answer: Answer) -> str:
-    """The ranking and the front."""
-    return _framed(answer_html(answer))
-
-
-@card.register
-def _(found: plan.Planned) -> str:
-    """The same with why, and what happens where something is worse."""
-    return _framed(planned_html(found))
-
-
-@card.register
-def _(found: Robustness) -> str:
-    """What becomes of the choice where something is worse."""
-    return _framed(robust_html(found))
-
-
-@card.register
-def _(found: plan.Sizes) -> str:
-    """Numbers of devices beside one another."""
-    return _framed(sizes_html(found))
+    return f'<p><b>{html.escape(best_summary(answer))}</b></p>{table}{more}'
 
 
 def _row(answer: SweepAnswer, place: int, columns: int) -> str:
@@ -137,13 +117,10 @@ def image_of(figure: Figure) -> str:
     return f'<img style="max-width:100%" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
 
 
-def _framed(text: str) -> str:
-    return f'<div class="simpar">{_STYLE}{text}</div>'
-
-
 # Planned: the best plan as a card, with front and why; numbers of devices beside one another.
 
 
+@_body.register
 def answer_html(answer: Answer) -> str:
     """Headline, what is proven, ranking and front."""
     choice = answer.choice
@@ -154,6 +131,7 @@ def answer_html(answer: Answer) -> str:
     return f'{head}<p>{html.escape(render.proven(answer))}</p>{table}{image_of(render.front_picture(answer))}'
 
 
+@_body.register
 def planned_html(found: plan.Planned) -> str:
     """The answer, why the runner-up loses, and what happens where something is worse."""
     parts = [answer_html(found.answer)]
@@ -165,11 +143,13 @@ def planned_html(found: plan.Planned) -> str:
     return ''.join(parts)
 
 
+@_body.register
 def robust_html(found: Robustness) -> str:
     """A row for everything that is made worse."""
     return f'<p>If something is worse:</p>{cells_html(render.robust_cells(found))}'
 
 
+@_body.register
 def sizes_html(found: plan.Sizes) -> str:
     """A row for each number of devices, and their front."""
     picture = image_of(render.sizes_picture(found)) if found.front else ''

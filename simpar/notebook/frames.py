@@ -3,10 +3,9 @@
 import functools
 from typing import Any, Final, Literal
 
-from simpar.metrics import RankMetrics, StreamMetrics
+from simpar import metrics, predict
 from simpar.planner.answer import Answer
 from simpar.planner.plan import Sizes
-from simpar.predict import Prediction
 from simpar.sweep.answer import SweepAnswer
 
 Kind = Literal['streams', 'spans', 'memory']
@@ -25,7 +24,7 @@ def to_dataframe(answer: Any, kind: Kind = 'streams') -> Any:
 
 
 @to_dataframe.register
-def _(prediction: Prediction, kind: Kind = 'streams') -> Any:
+def _(prediction: predict.Prediction, kind: Kind = 'streams') -> Any:
     pandas = _pandas()
     if kind == 'streams':
         return pandas.DataFrame(
@@ -87,7 +86,7 @@ def _(found: Sizes) -> Any:
     )  # fmt: skip
 
 
-def _hidden(rank: RankMetrics, stream: StreamMetrics) -> float | None:
+def _hidden(rank: metrics.RankMetrics, stream: metrics.StreamMetrics) -> float | None:
     """The share of a communicator's seconds that computation hides; None for compute, and for sends and receives."""
     exposed, seconds = rank.exposed_by.get(stream.stream), stream.busy + stream.waiting
     return 1 - exposed / seconds if exposed is not None and seconds else None

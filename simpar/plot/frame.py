@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from simpar.files import write_atomically
-from simpar.units import format_time
+from simpar import files, units
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -175,7 +174,7 @@ def write_figure(path: Path, figure: Figure) -> None:
     # matplotlib names parts of an SVG at random unless it has a salt.
     with rc_context({'svg.hashsalt': 'simpar', 'hatch.linewidth': 0.7}):
         figure.savefig(buffer, format=kind, metadata=unstamped)
-    write_atomically(path, buffer.getvalue())
+    files.write_atomically(path, buffer.getvalue())
 
 
 def title(figure: Figure, text: str, patches: list[Patch]) -> None:
@@ -314,4 +313,4 @@ class Page:
         # An arrow shorter than a hundredth of the width has no room for its heads.
         if len(self.steps) > 1 and abs(self.steps[0] - self.steps[1]) > 0.01 * max(self.steps):
             since, until = min(self.steps), max(self.steps)
-            frames[self.steps.index(since)].saving(since, until, f'{format_time(until - since)} less')
+            frames[self.steps.index(since)].saving(since, until, f'{units.format_time(until - since)} less')

@@ -7,11 +7,9 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from simpar.interval_sets import Intervals, fold, minus, union
+from simpar import interval_sets, program
 from simpar.metrics import RankMetrics, is_communication, metrics, named_streams
 from simpar.plot.frame import AGAIN, BACKWARD, EXPOSED, FORWARD, HATCH, HIDDEN, UPDATE, WEIGHT, Colour, Frame, rgb
-from simpar.program import OpClass
-from simpar.program import transfers as is_transfer
 from simpar.trace import Times, Trace
 
 Kind = Literal['F', 'R', 'I', 'W', 'U', 'hidden', 'exposed']
@@ -72,18 +70,18 @@ class View:
         return int(np.bincount([bar.row for bar in self.bars], minlength=1).max())
 
     @cached_property
-    def computing(self) -> Intervals:
+    def computing(self) -> interval_sets.Intervals:
         """When the rank computes."""
-        return union(_intervals([bar for bar in self.bars if not bar.communicates]))
+        return interval_sets.union(_intervals([bar for bar in self.bars if not bar.communicates]))
 
-    def intervals(self, kind: Kind, row: int) -> Intervals:
+    def intervals(self, kind: Kind, row: int) -> interval_sets.Intervals:
         """When a row shows a kind, as disjoint intervals in order."""
         bars = [bar for bar in self.bars if bar.row == row]
         if kind not in ('hidden', 'exposed'):
-            return union(_intervals([bar for bar in bars if bar.phase == kind and not bar.communicates]))
+            return interval_sets.union(_intervals([bar for bar in bars if bar.phase == kind and not bar.communicates]))
         communication = _intervals([bar for bar in bars if bar.communicates])
-        exposed = minus(communication, self.computing)
-        return exposed if kind == 'exposed' else minus(communication, exposed)
+        exposed = interval_sets.minus(communication, self.computing)
+        return exposed if kind == 'exposed' else interval_sets.minus(communication, exposed)
 
     def middle(self) -> float:
         """The time of the middle of the backward; of the step, if it has none."""
@@ -139,7 +137,7 @@ def view(trace: Trace, name: str, rank: int | None = None, marks: frozenset[tupl
     )
 
 
-def share(intervals: Intervals, times: Times, window: float) -> Times:
+def share(intervals: interval_sets.Intervals, times: Times, window: float) -> Times:
     """Return which share of the time around each moment disjoint intervals cover.
 
     Arguments:
@@ -153,7 +151,7 @@ def share(intervals: Intervals, times: Times, window: float) -> Times:
     return np.asarray(covered / (right - left))
 
 
-def _covered(intervals: Intervals, left: Times, right: Times) -> Times:
+def _covered(intervals: interval_sets.Intervals, left: Times, right: Times) -> Times:
     """Seconds between two times that disjoint intervals cover."""
     if not len(intervals):
         return np.zeros(len(left))
@@ -171,8 +169,8 @@ def _bars(trace: Trace, rank: int, rows: dict[int, int], marks: frozenset[tuple[
     stream = trace.role(trace.times_of(rank)).stream.tolist()
     for span in trace.spans(rank):
         communicates = is_communication(span.op)
-        since = span.arrive if communicates and not is_transfer(span.op) else span.start
-        for left, right in fold(np.array([[since, span.end]]), begin, end).tolist():
+        since = span.arrive if communicates and not program.transfers(span.op) else span.start
+        for left, right in interval_sets.fold(np.array([[since, span.end]]), begin, end).tolist():
             # A wait lies before the run; where folding has split the bar, the run keeps its end.
             start = right - min(span.end - span.start, right - left)
             sliced = trace.program.sliced(span.op)
@@ -187,7 +185,7 @@ def _bars(trace: Trace, rank: int, rows: dict[int, int], marks: frozenset[tuple[
     return [bar for bar in bars if bar.end > bar.arrive]
 
 
-def phase_of(op: OpClass) -> str:
+def phase_of(op: program.OpClass) -> str:
     """An op's phase; R where it is recomputed in the backward."""
     return 'R' if op.phase == 'F' != op.part else op.phase
 
@@ -197,7 +195,7 @@ def _label(name: str) -> str:
     return re.sub(r'^layer\d+\.|\.[FIWU](\.recompute)?$', '', name).replace('_', '-')
 
 
-def _intervals(bars: list[Bar]) -> Intervals:
+def _intervals(bars: list[Bar]) -> interval_sets.Intervals:
     return np.array([(bar.arrive, bar.end) for bar in bars], dtype=np.float64).reshape(-1, 2)
 
 

@@ -7,11 +7,9 @@ from math import prod
 from typing import Final
 
 from simpar.layout import ONE, Rule, operators
-from simpar.lower.graph.loss import by_rows, loss_rules
-from simpar.lower.graph.record import told
-from simpar.model import Dense, Embedding, Flatten, MatMul, Mul, Operator, Shape, Sharded, Strategy
+from simpar.lower.graph import loss, record
+from simpar.model import Dense, Embedding, Flatten, MatMul, Mul, Operator, Shape, Sharded, Strategy, model
 from simpar.model.library.cross_entropy import CROSS_ENTROPY, LOSS_OPERATORS
-from simpar.model.model import Graph
 from simpar.model.operators.linear import Product
 from simpar.model.primitive import ShardCounts
 from simpar.strategy_search import Choice
@@ -47,7 +45,7 @@ def with_choice(layer: Operator, choice: Choice | None) -> Operator:
     """A layer with what was chosen for it; a reshape takes none."""
     if choice is None or not isinstance(layer, Sharded):
         return layer
-    return told(layer, written(layer, choice))
+    return record.told(layer, written(layer, choice))
 
 
 def flatten_choice(choice: Choice, x: Shape) -> Choice:
@@ -100,7 +98,7 @@ UNSHARDED = 0
 """In the place of the dim that tensor splits: none. Dim 0 is always that of data."""
 
 
-def degree_strategies(graph: Graph, data: int, tensor: int) -> dict[str, Strategy]:
+def degree_strategies(graph: model.Graph, data: int, tensor: int) -> dict[str, Strategy]:
     """The strategy of every operator that takes one, by name; they need not divide."""
     sharded_dim, found = dict.fromkeys((source.name for source in graph.sources), UNSHARDED), {}
     for node in graph.nodes:
@@ -171,7 +169,7 @@ def check_loss(workload: Workload, result: Shape, devices: int) -> None:
     Arguments: ``result``, shape of what the loss reads.
     """
     if in_operators(workload):
-        for one, rule in loss_rules(result):
+        for one, rule in loss.loss_rules(result):
             if one.name in workload.loss_strategies:
                 rule.sharded(workload.loss_strategies[one.name], devices)
     elif workload.loss_strategy:
@@ -198,7 +196,7 @@ def _by_operator(choices: Mapping[str, Choice], result: Shape) -> dict[str, Stra
     # The exact search sees the loss as one operator, and splits nothing of it but rows.
     if LOSS in choices:
         ((rows, *_), *_) = choices[LOSS].strategy
-        return {one.name: by_rows(rule, rows) for one, rule in loss_rules(result)}
+        return {one.name: loss.by_rows(rule, rows) for one, rule in loss.loss_rules(result)}
     chosen = ((one, choices[one.node].strategy) for one in CROSS_ENTROPY if one.node in choices)
     return {one.name: strategy[: len(one.reads)] for one, strategy in chosen}
 

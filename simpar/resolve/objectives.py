@@ -7,8 +7,7 @@ from typing import Final
 
 from simpar.cost.costs import CollectiveModel, ComputeModel
 from simpar.layout import Axis, Method, TensorLayout, group_of, merged, redistribute, reshape
-from simpar.model.operators import OP_CLASSES, PRIMITIVES
-from simpar.model.operators.attention import AttentionCore
+from simpar.model.operators import OP_CLASSES, PRIMITIVES, attention
 from simpar.model.operators.linear import BIAS_ADD
 from simpar.model.primitive import Shape
 from simpar.program import OpClass, Phase
@@ -165,7 +164,7 @@ class StepSeconds:
             for name, bits in zip(operator.reads, candidate.inputs, strict=True)
         ]
         output = prod(graph.output_shape(operator)) * 0.5 ** len(used(candidate.summed))
-        if isinstance(operator.kind, AttentionCore):
+        if isinstance(operator.kind, attention.AttentionCore):
             yield from self._attention(graph, operator, candidate)
         elif operator.primitive in PRODUCTS:
             yield from self._products(graph, operator, candidate, output)

@@ -17,27 +17,7 @@ from simpar.model.model import Node
 from simpar.model.operators.loss import DATASET
 from simpar.pipeline.orders import AUTOMATIC
 from simpar.program import BYTES, Program, Role
-from simpar.resolve.choices import (
-    LOSS,
-    Rules,
-    as_one,
-    check_loss,
-    degree_strategies,
-    divided,
-    first_node,
-    flatten_choice,
-    given_loss,
-    in_graphs,
-    in_operators,
-    in_patterns,
-    odd_factor,
-    split_loss,
-    times,
-    with_choice,
-    written,
-)
-from simpar.resolve.objectives import StepBytes, StepSeconds
-from simpar.resolve.resolve import simulated
+from simpar.resolve import choices, objectives, resolve
 from simpar.strategy_search import Choice, Found, Graph, Objective, double_recursive, exact, propagate, ranked
 from simpar.strategy_search.graph import Dataset, model_graph
 from simpar.workload import Workload
@@ -114,7 +94,7 @@ def weighed(name: str, workload: Workload, plan: plans.Plan, cluster: hardware.C
     What the plan leaves to resolving besides is taken as it is by default: equal stages, 1F1B, a message a layer.
     """
     program = lower(workload, _decided(plan), cluster.world)
-    trial = simulated(program, cluster)
+    trial = resolve.simulated(program, cluster)
     return Proposal(
         name=name,
         workload=workload,
@@ -205,7 +185,7 @@ class _Search:
     def __init__(self, workload: Workload, plan: plans.Plan, cluster: hardware.Cluster) -> None:
         self.workload, self.plan, self.cluster = workload, plan, cluster
         self.devices = cluster.world // plan.pipeline
-        self.odd = odd_factor(self.devices)
+        self.odd = choices.odd_factor(self.devices)
         self.twos = self.devices // self.odd
         self.slices = plan.micro_batches * plan.copies
         self.nodes = with_strategies(workload.model.nodes, plan)
@@ -214,9 +194,9 @@ class _Search:
         given = {
             name: operator.strategy or counts_of(operator.layout, matrix) for name, operator in self.operators.items()
         }
-        self.fixed = in_graphs(self.operators, {name: strategy for name, strategy in given.items() if strategy})
-        self.loss = first_node(workload)
-        self.fixed |= given_loss(workload)
+        self.fixed = choices.in_graphs(self.operators, {name: strategy for name, strategy in given.items() if strategy})
+        self.loss = choices.first_node(workload)
+        self.fixed |= choices.given_loss(workload)
 
     @property
     def method(self) -> layout.Method:
@@ -241,17 +221,17 @@ class _Search:
         )
 
     @cached_property
-    def rules(self) -> Rules:
+    def rules(self) -> choices.Rules:
         """Named dims of all operators."""
         return {node.name: (self.axes(node), node.operator.lead) for node in self.nodes}
 
     def by_twos(self, fixed: Mapping[str, Choice]) -> Mapping[str, Choice]:
         """What is fixed in a part of the samples."""
-        return divided(fixed, self.rules, self.odd) if self.odd > 1 else fixed
+        return choices.divided(fixed, self.rules, self.odd) if self.odd > 1 else fixed
 
-    def in_full(self, choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
+    def in_full(self, choice_of: Mapping[str, Choice]) -> Mapping[str, Choice]:
         """What was chosen for a part of the samples, for all parts."""
-        return times(choices, self.rules, self.odd) if self.odd > 1 else choices
+        return choices.times(choice_of, self.rules, self.odd) if self.odd > 1 else choice_of
 
     @property
     def result(self) -> Shape:
@@ -261,12 +241,12 @@ class _Search:
     @property
     def exactly_fixed(self) -> Mapping[str, Choice]:
         """What an exact search must keep: it sees a loss of several operators as one, and splits them by its rows."""
-        given = given_loss(self.workload) if in_operators(self.workload) else {}
+        given = choices.given_loss(self.workload) if choices.in_operators(self.workload) else {}
         return {name: choice for name, choice in self.fixed.items() if name not in given}
 
     def exact_graph(self) -> Graph:
         """Without biases, which programs leave where products put them, and with the loss as one operator."""
-        return self.graph(as_one(self.workload), biases=False)
+        return self.graph(choices.as_one(self.workload), biases=False)
 
     def graph(self, workload: Workload | None = None, *, biases: bool = True) -> Graph:
         """The operators of one copy of a micro-batch.
@@ -276,7 +256,7 @@ class _Search:
         told = workload or self.workload
         nodes = self.nodes if biases else tuple(map(_without_bias, self.nodes))
         dataset: Dataset = 'full_batch' if self.plan.dataset == 'full-batch' else 'data_parallel'
-        loss = told.loss_operators if in_operators(told) else told.loss
+        loss = told.loss_operators if choices.in_operators(told) else told.loss
         return model_graph(replace(self.part, nodes=nodes), loss, dataset)
 
     def check_given(self) -> None:
@@ -284,7 +264,7 @@ class _Search:
         for node in self.nodes:
             if strategy := node.operator.strategy:
                 self.axes(node).sharded(strategy, self.devices, node.operator.out_strategy)
-        check_loss(self.workload, self.result, self.devices)
+        choices.check_loss(self.workload, self.result, self.devices)
 
     def axes(self, node: Node) -> layout.Rule:
         """The named dims of a node."""
@@ -311,37 +291,37 @@ class _Search:
     def recursive(self, compat: primitive.Compat) -> Mapping[str, Choice]:
         parallel = self.plan.hsdp != 'off' or self.plan.zero > 0 or bool(self.plan.shard)
         self.check_samples()
-        stages = self.plan.pipeline // odd_factor(self.plan.pipeline)
+        stages = self.plan.pipeline // choices.odd_factor(self.plan.pipeline)
         found = double_recursive(self.graph(), self.twos * stages, compat, optimizer_parallel=parallel, stages=stages)
         # What the compiler makes of an embedding is not known from any record: it is left to be split by batch.
         kept = {name: choice for name, choice in found.items() if not isinstance(self.operators.get(name), Embedding)}
         return self.with_flattens(self.in_full(kept))
 
-    def with_flattens(self, choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
+    def with_flattens(self, choice_of: Mapping[str, Choice]) -> Mapping[str, Choice]:
         """Those of a flatten as the network's takes them."""
         own = {
-            node.name: flatten_choice(choices[node.name], self.model.shapes[node.reads[0]])
+            node.name: choices.flatten_choice(choice_of[node.name], self.model.shapes[node.reads[0]])
             for node in self.nodes
             if isinstance(node.operator, Flatten) and node.name not in self.fixed
         }
-        return {**choices, **own}
+        return {**choice_of, **own}
 
-    def without_flattens(self, choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
+    def without_flattens(self, choice_of: Mapping[str, Choice]) -> Mapping[str, Choice]:
         """A flatten lies as its input does: it is no work, and rows move as well behind it."""
-        return {name: choice for name, choice in choices.items() if not isinstance(self.operators.get(name), Flatten)}
+        return {name: choice for name, choice in choice_of.items() if not isinstance(self.operators.get(name), Flatten)}
 
     def reached(self) -> dict[str, str]:
         """From which of the given layers each other was reached."""
         told = spread_from(self.graph(), self.fixed)
-        names = {name: LOSS if first == self.loss else first for name, first in told.items()}
+        names = {name: choices.LOSS if first == self.loss else first for name, first in told.items()}
         origins = {
             name: f'propagated from {first} as MindSpore {self.plan.compat} does' for name, first in names.items()
         }
-        return origins if in_operators(self.workload) else {**origins, LOSS: origins[self.loss]}
+        return origins if choices.in_operators(self.workload) else {**origins, choices.LOSS: origins[self.loss]}
 
     def best(self) -> Strategies:
         """Exact search; whatever else is known takes part, so that nothing known is better."""
-        objective = StepBytes(
+        objective = objectives.StepBytes(
             itemsize=BYTES[self.workload.precision],
             devices=self.twos,
             slices=self.slices,
@@ -369,8 +349,8 @@ class _Search:
         Arguments: ``few``, the best few by each of some objectives, the first twice.
         """
         known = Pool(replace(self.plan, search='none', redistribution=self.method), self.cluster)
-        for name, choices in self.tried(few):
-            known.add(name, *self.applied(choices))
+        for name, choice_of in self.tried(few):
+            known.add(name, *self.applied(choice_of))
         ranking = known.ranking
         best = ranking[0]
         origin = f'searched: {best.name}, least {self.plan.objective}'
@@ -384,10 +364,10 @@ class _Search:
             seconds=min((found[0].cost for name, found in few.items() if name != 'exact'), default=None),
         )
 
-    def in_seconds(self, objective: StepBytes) -> dict[str, Objective]:
+    def in_seconds(self, objective: objectives.StepBytes) -> dict[str, Objective]:
         """By name, with sums of parameters' gradients in line and hidden."""
         profile = self.cluster.profile
-        in_line = StepSeconds(
+        in_line = objectives.StepSeconds(
             bytes=objective,
             compute=compute.DeviceCompute(profile),
             collective=collective.ClusterCollectives(self.cluster),
@@ -420,32 +400,34 @@ class _Search:
 
     def degrees(self, data: int, tensor: int) -> dict[str, Choice]:
         """A data × tensor layout."""
-        return in_graphs(self.operators, degree_strategies(self.model, data, tensor))
+        return choices.in_graphs(self.operators, choices.degree_strategies(self.model, data, tensor))
 
     # results
 
-    def applied(self, choices: Mapping[str, Choice]) -> tuple[Workload, dict[str, Strategy]]:
+    def applied(self, choice_of: Mapping[str, Choice]) -> tuple[Workload, dict[str, Strategy]]:
         """The workload with a strategy for each operator that has none, and for the loss; none: by batch or degrees.
 
         What a file does not list has its strategy among those of the plan.
         """
-        chosen = {node.name: choices[node.name] for node in self.nodes if self.takes(node, choices)}
+        chosen = {node.name: choice_of[node.name] for node in self.nodes if self.takes(node, choice_of)}
         workload, strategies = self.workload, dict(self.plan.strategies)
         if workload.model.listed:
-            listed = [with_choice(operator, chosen.get(name)) for name, operator in workload.model.operators.items()]
+            listed = [
+                choices.with_choice(operator, chosen.get(name)) for name, operator in workload.model.operators.items()
+            ]
             workload = replace(workload, model=workload.model.with_listed(listed))
         else:
-            strategies |= in_patterns({name: written(self.operators[name], one) for name, one in chosen.items()},
-                                      self.operators)  # fmt: skip
-        return split_loss(workload, choices, self.result), strategies
+            mine = {name: choices.written(self.operators[name], one) for name, one in chosen.items()}
+            strategies |= choices.in_patterns(mine, self.operators)
+        return choices.split_loss(workload, choice_of, self.result), strategies
 
-    def takes(self, node: Node, choices: Mapping[str, Choice]) -> bool:
+    def takes(self, node: Node, choice_of: Mapping[str, Choice]) -> bool:
         """Whether an operator takes what was chosen for it; a file's own layers say what is wrong with it."""
-        if node.name in self.fixed or node.name not in choices or node.operator.layout:
+        if node.name in self.fixed or node.name not in choice_of or node.operator.layout:
             return False
         if node.name in self.tied or not isinstance(node.operator, Sharded):
             return False
-        return node.operator.written or not self.axes(node).wrong(choices[node.name].strategy, self.devices)
+        return node.operator.written or not self.axes(node).wrong(choice_of[node.name].strategy, self.devices)
 
     @cached_property
     def tied(self) -> frozenset[str]:
@@ -463,17 +445,17 @@ class _Search:
         """
         nodes = with_strategies(workload.model.nodes, plans.Plan(strategies=dict(strategies)))
         names = [node.name for node in nodes if node.operator.strategy]
-        of_loss = [LOSS_OPERATORS[name].node for name in workload.loss_strategies] or [LOSS]
+        of_loss = [LOSS_OPERATORS[name].node for name in workload.loss_strategies] or [choices.LOSS]
         found = {name: origin if isinstance(origin, str) else origin.get(name, GIVEN) for name in (*names, *of_loss)}
         return found | self.given
 
     @property
     def given(self) -> dict[str, str]:
         """What the user split."""
-        return {LOSS if name == self.loss else name: GIVEN for name in self.fixed}
+        return {choices.LOSS if name == self.loss else name: GIVEN for name in self.fixed}
 
-    def found(self, choices: Mapping[str, Choice], origin: str | Mapping[str, str]) -> Strategies:
-        workload, strategies = self.applied(choices)
+    def found(self, choice_of: Mapping[str, Choice], origin: str | Mapping[str, str]) -> Strategies:
+        workload, strategies = self.applied(choice_of)
         done = replace(self.plan, search='none', strategies=strategies)
         return Strategies(workload=workload, plan=done, origins=self.origins(workload, strategies, origin))
 

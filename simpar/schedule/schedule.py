@@ -13,25 +13,8 @@ from simpar import document, profiles
 from simpar.errors import Problem, ProfileError, ScheduleError, divisors
 from simpar.huggingface import Expanded, expanded, in_its_words
 from simpar.huggingface.expand import KEYS, MODEL_KEY, TRANSFORMER, with_model
+from simpar.schedule import contents
 from simpar.schedule.checks import batch_fits, check, key_term, value_term
-from simpar.schedule.contents import (
-    MOST_DIFFERENCES,
-    PROFILE,
-    STACK,
-    TYPED,
-    ClusterReference,
-    Contents,
-    Settings,
-    framework_words,
-    is_named,
-    path_from,
-    problems_of_rows,
-    row_tree,
-    rows_of_tree,
-    swept_tree,
-    with_framework,
-    without,
-)
 from simpar.workload import MODEL, OPTIMIZERS
 
 _FIXED = ('simpar', 'gaps', 'against', 'sweep', 'planner')
@@ -41,7 +24,7 @@ _TERMS: Final = document.Terms(key=key_term, value=value_term)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule(Contents):
+class Schedule(contents.Contents):
     """Workload × plan × cluster, and what is different in the baseline.
 
     Arguments: ``origins``, the file:line that each key comes from, and ``folder``, where paths in the file start; both
@@ -69,7 +52,7 @@ class Schedule(Contents):
     @property
     def framework_is_default(self) -> bool:
         """Whether the file names no framework, so that a rule chose it (hw_profiles/stacks/frameworks.csv)."""
-        return STACK in self.of_stack
+        return contents.STACK in self.of_stack
 
     @property
     def differences(self) -> dict[str, Any]:
@@ -89,21 +72,21 @@ class Schedule(Contents):
         same = document.Tree(root={**written(self), 'against': {}}, origins={(): self.where('against')}, shorts=_SHORTS)
         tree, problems = _differing(same, self.differences, self.origins)
         tree, of_stack = self._under_its_framework(tree)
-        contents = None if problems else _attempt(Expanded(tree), problems)
-        if contents is None:
+        content = None if problems else _attempt(Expanded(tree), problems)
+        if content is None:
             raise ScheduleError(
                 [replace(problem, what=f'against: {problem.what}') for problem in document.one_screen(problems)]
             )
         # The plan's paths have their folder already; only those that ``against`` names start there still.
         of_against = {
-            PROFILE: contents.cluster.profile != self.cluster.profile,
-            STACK: contents.cluster.stack != self.cluster.stack,
+            contents.PROFILE: content.cluster.profile != self.cluster.profile,
+            contents.STACK: content.cluster.stack != self.cluster.stack,
         }
-        cluster = _located(contents.cluster, self.folder, of_against.__getitem__)
+        cluster = _located(content.cluster, self.folder, of_against.__getitem__)
         # What does not fit the cluster is at the line of the baseline.
         own: dict[document.Key, str] = {tuple(key.split('.')): self.where(f'against.{key}') for key in self.differences}
         origins = {**self.origins, **own}
-        other = replace(self, **{**_values(contents), 'cluster': cluster, 'of_stack': of_stack, 'origins': origins})
+        other = replace(self, **{**_values(content), 'cluster': cluster, 'of_stack': of_stack, 'origins': origins})
         return None if replace(other, against=self.against) == self else other
 
     def _under_its_framework(self, tree: document.Tree) -> tuple[document.Tree, frozenset[document.Key]]:
@@ -115,10 +98,10 @@ class Schedule(Contents):
             return tree, self.of_stack
         root = tree.root
         for key in self.of_stack - {tuple(key.split('.')) for key in self.differences}:
-            root = without(root, key)
+            root = contents.without(root, key)
         wanted = {*self.origins, *(tuple(key.split('.')) for key in self.differences)}
-        words = framework_words(document.Tree(root=written(self), origins={}))
-        return with_framework(replace(tree, root=root), self.folder, words=words, written=wanted)
+        words = contents.framework_words(document.Tree(root=written(self), origins={}))
+        return contents.with_framework(replace(tree, root=root), self.folder, words=words, written=wanted)
 
 
 def load_schedule(source: document.Source, overrides: Sequence[str] = (), *, module: str = '') -> Schedule:
@@ -134,11 +117,11 @@ def load_schedule(source: document.Source, overrides: Sequence[str] = (), *, mod
     tree = _with_module(document.override(replace(document.read(source), shorts=_SHORTS), overrides), module)
     found, of_stack = _complete(tree, folder)
     problems: list[Problem] = []
-    contents = _attempt(found, problems)
-    if contents is None:
+    content = _attempt(found, problems)
+    if content is None:
         against = _problems_of_against(found, problems)
         raise ScheduleError(document.one_screen([*problems, *_problems_of_profile(found.tree), *against]))
-    schedule = _schedule(found, of_stack, contents, folder)
+    schedule = _schedule(found, of_stack, content, folder)
     # For what it raises: a baseline that cannot be is told when the file is read.
     schedule.baseline()
     return schedule
@@ -148,16 +131,16 @@ def schedule_of(tree: document.Tree) -> Schedule:
     """The schedule of a tree that no file holds; raises `ScheduleError` with everything that is wrong in it."""
     found, of_stack = _complete(replace(tree, shorts=_SHORTS), Path())
     problems: list[Problem] = []
-    contents = _attempt(found, problems)
-    if contents is None:
+    content = _attempt(found, problems)
+    if content is None:
         raise ScheduleError(document.one_screen(problems))
-    return _schedule(found, of_stack, contents, Path())
+    return _schedule(found, of_stack, content, Path())
 
 
 def _complete(tree: document.Tree, folder: Path, words: str = '') -> tuple[Expanded, frozenset[document.Key]]:
     """A tree with the keys of its config and of its framework, and which ones the framework decides."""
     found = expanded(tree, folder)
-    whole, of_stack = with_framework(found.tree, folder, words=words)
+    whole, of_stack = contents.with_framework(found.tree, folder, words=words)
     return replace(found, tree=whole), of_stack
 
 
@@ -185,20 +168,20 @@ def load_rows(
     not fit together only says so.
     """
     folder = Path(path).parent if document.is_path(path) else Path()
-    tree = _with_module(swept_tree(path, overrides, sweeps, _SHORTS), module)
+    tree = _with_module(contents.swept_tree(path, overrides, sweeps, _SHORTS), module)
     known: list[Problem] = []
     _built(expanded(tree, folder), known)
     if not isinstance(tree.root, dict):
         raise ScheduleError(known)
     try:
-        rows = rows_of_tree(tree)
+        rows = contents.rows_of_tree(tree)
     except ScheduleError as wrong:
         raise ScheduleError(document.one_screen([*known, *wrong.problems])) from None
-    words = framework_words(tree)
+    words = contents.framework_words(tree)
     made = [_row(tree, settings, folder, words) for settings in rows]
     malformed = [row for row in made if isinstance(row, list)]
     if malformed:
-        raise ScheduleError(problems_of_rows(known, malformed))
+        raise ScheduleError(contents.problems_of_rows(known, malformed))
     return tuple(row for row in made if isinstance(row, Row))
 
 
@@ -207,17 +190,17 @@ def _with_module(tree: document.Tree, graph: str) -> document.Tree:
     return document.put(tree, 'workload.module', {'graph': graph}, '--module') if graph else tree
 
 
-def _row(tree: document.Tree, settings: Settings, folder: Path, words: str) -> Row | list[Problem]:
+def _row(tree: document.Tree, settings: contents.Settings, folder: Path, words: str) -> Row | list[Problem]:
     """A row, or what is wrong with its form. Arguments: ``words``, on the framework of all rows."""
-    formed: list[Contents] = []
+    formed: list[contents.Contents] = []
 
-    def fits(contents: Contents) -> Iterator[Problem]:
-        formed.append(contents)
-        yield from check(contents)
+    def fits(content: contents.Contents) -> Iterator[Problem]:
+        formed.append(content)
+        yield from check(content)
 
     problems: list[Problem] = []
     try:
-        found, of_stack = _complete(row_tree(tree, settings), folder, words)
+        found, of_stack = _complete(contents.row_tree(tree, settings), folder, words)
     except ScheduleError as wrong:
         return wrong.problems
     values = {setting.key: setting.value for setting in settings}
@@ -228,11 +211,11 @@ def _row(tree: document.Tree, settings: Settings, folder: Path, words: str) -> R
     return Row(settings=values, schedule=_schedule(found, of_stack, formed[0], folder), problems=tuple(problems))
 
 
-def _schedule(found: Expanded, of_stack: frozenset[document.Key], contents: Contents, folder: Path) -> Schedule:
+def _schedule(found: Expanded, of_stack: frozenset[document.Key], content: contents.Contents, folder: Path) -> Schedule:
     """The schedule of a tree; paths of profile and stack start from the file's folder, or from here if typed here."""
-    cluster = _located(contents.cluster, folder, lambda key: not found.tree.where(key).startswith(TYPED))
+    cluster = _located(content.cluster, folder, lambda key: not found.tree.where(key).startswith(contents.TYPED))
     return Schedule(
-        **{**_values(contents), 'cluster': cluster},
+        **{**_values(content), 'cluster': cluster},
         origins=found.tree.origins,
         folder=folder,
         of_config=found.told,
@@ -241,24 +224,26 @@ def _schedule(found: Expanded, of_stack: frozenset[document.Key], contents: Cont
     )
 
 
-def _located(cluster: ClusterReference, folder: Path, of_file: Callable[[document.Key], bool]) -> ClusterReference:
+def _located(
+    cluster: contents.ClusterReference, folder: Path, of_file: Callable[[document.Key], bool]
+) -> contents.ClusterReference:
     """A cluster whose paths are those from the current folder. Arguments: ``of_file``, keys whose paths start there."""
     # A path that was typed starts where the user is, as paths in a shell do.
     return replace(
         cluster,
-        profile=path_from(cluster.profile, folder) if of_file(PROFILE) else cluster.profile,
-        stack=path_from(cluster.stack, folder) if of_file(STACK) else cluster.stack,
+        profile=contents.path_from(cluster.profile, folder) if of_file(contents.PROFILE) else cluster.profile,
+        stack=contents.path_from(cluster.stack, folder) if of_file(contents.STACK) else cluster.stack,
     )
 
 
 def schedule_schema() -> dict[str, Any]:
     """JSON Schema of schedule files, for completion in editors."""
-    return {**with_model(document.json_schema(Contents)), 'title': 'simpar schedule'}
+    return {**with_model(document.json_schema(contents.Contents)), 'title': 'simpar schedule'}
 
 
-def written(schedule: Contents) -> dict[str, Any]:
+def written(schedule: contents.Contents) -> dict[str, Any]:
     """The plain tree that `load_schedule` reads as this schedule, with every key of its own."""
-    tree: dict[str, Any] = document.dump(schedule, Contents)
+    tree: dict[str, Any] = document.dump(schedule, contents.Contents)
     workload = tree['workload']
     model = workload.pop(MODEL)
     # ``model`` is a key that no file has: its kind stands in its place.
@@ -268,8 +253,8 @@ def written(schedule: Contents) -> dict[str, Any]:
     return {**tree, 'workload': {**short, **workload}}
 
 
-def _values(contents: Contents) -> dict[str, Any]:
-    return {part.name: getattr(contents, part.name) for part in fields(Contents)}
+def _values(content: contents.Contents) -> dict[str, Any]:
+    return {part.name: getattr(content, part.name) for part in fields(contents.Contents)}
 
 
 def _in_full(root: Any) -> Any:
@@ -291,17 +276,17 @@ def _in_full(root: Any) -> Any:
     return root
 
 
-def _attempt(found: Expanded, problems: list[Problem]) -> Contents | None:
+def _attempt(found: Expanded, problems: list[Problem]) -> contents.Contents | None:
     """The contents of a tree, or None and its problems added to the list."""
     return _built(found, problems, check)
 
 
 def _built(
-    found: Expanded, problems: list[Problem], fits: Callable[[Contents], Iterator[Problem]] | None = None
-) -> Contents | None:
+    found: Expanded, problems: list[Problem], fits: Callable[[contents.Contents], Iterator[Problem]] | None = None
+) -> contents.Contents | None:
     """The same with another check, or none."""
     try:
-        return document.build(found.tree, Contents, prepare=_in_full, check=fits, terms=_TERMS)
+        return document.build(found.tree, contents.Contents, prepare=_in_full, check=fits, terms=_TERMS)
     except ScheduleError as wrong:
         problems += _one_model(found.tree, [in_its_words(problem, found.words) for problem in wrong.problems])
         return None
@@ -354,7 +339,7 @@ def _problems_of_profile(tree: document.Tree) -> list[Problem]:
     cluster = tree.get(('cluster',))
     name = cluster if isinstance(cluster, str) else tree.get(('cluster', 'profile'))
     # A path is told by what reads it.
-    if not isinstance(name, str) or not name or not is_named(name):
+    if not isinstance(name, str) or not name or not contents.is_named(name):
         return []
     try:
         profiles.profile_path(name)
@@ -368,7 +353,7 @@ def _problems_of_against(found: Expanded, known: list[Problem]) -> list[Problem]
     """What is wrong with ``against`` in a file that is wrong without it, as far as it can be told."""
     tree = found.tree
     against = tree.get(('against',))
-    if not isinstance(against, dict) or len(against) > MOST_DIFFERENCES:
+    if not isinstance(against, dict) or len(against) > contents.MOST_DIFFERENCES:
         return []
     other, problems = _differing(tree, against, tree.origins)
     _attempt(replace(found, tree=other), problems)

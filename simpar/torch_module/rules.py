@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from simpar.errors import Problem, ScheduleError
-from simpar.files import read_csv
+from simpar import errors, files
 from simpar.layout import ONE, operators
 
 Shape = tuple[int, ...]
@@ -297,7 +296,7 @@ class AtenRow(NamedTuple):
 
 
 def _table() -> Iterator[tuple[str, AtenRow]]:
-    for row in read_csv(Path(__file__).parent / 'operators.csv'):
+    for row in files.read_csv(Path(__file__).parent / 'operators.csv'):
         name, *keys = row['rule'].split()
         rule = along(*keys) if keys else globals()[name]
         yield row['operator'], AtenRow(rule, row['sharded'], row['saves'], row['price'], int(row['flops']))
@@ -326,7 +325,7 @@ def own_rows(words: Sequence[str]) -> dict[str, AtenRow]:
                 f'write LIBRARY::NAME=KIND or KIND:FLOPS, e.g. lab::gate=pointwise:8; kinds are {", ".join(KINDS)}'
             )
             what = f'no operator of your own with its kind (got {word[:60]!r})'
-            raise ScheduleError(Problem('--op', what, instead))
+            raise errors.ScheduleError(errors.Problem('--op', what, instead))
         row = KINDS[match[2]]
         made[match[1]] = row._replace(flops=int(match[3] or row.flops))
     return made

@@ -14,8 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from simpar.errors import Problem, ScheduleError
-from simpar.traces.ascend import COMPUTING, not_known
-from simpar.traces.kineto import kind_of_kernel
+from simpar.traces import ascend, kineto
 from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NO_STEP, Ints, Listed, RankTrace, table_of
 
 NEEDED: Final = ('TASK', 'COMPUTE_TASK_INFO', 'STRING_IDS')
@@ -79,7 +78,7 @@ def read_database(path: Path) -> list[RankTrace]:
             rank=device if len(devices) > 1 else int(rank[0][0]) if rank else 0,
             kernels=by_device[device].kernels(),
             steps=tuple(str(name) for name, _ in steps),
-            notes=not_known(strange),
+            notes=ascend.not_known(strange),
         )
         for device in devices or [NO_DEVICE]
     ]
@@ -97,7 +96,7 @@ def _rows(
     there = {name for _, name, *_ in _asked(path, data, 'pragma table_info(COMPUTE_TASK_INFO)')}
     question = _COMPUTE.format(**{name: f'info.{name}' if name in there else 'null' for name in _OPTIONAL})
     for device, begin, end, name, kind, stream, core, shapes, results in _each(path, data, question):
-        if core is None or core in COMPUTING:
+        if core is None or core in ascend.COMPUTING:
             which = NO_DEVICE if device is None else int(device)
             told = (name or '', kind or '', str(stream), '', shapes or '', results or '')
             yield which, (begin, end, COMPUTE, step(begin), *told)
@@ -219,7 +218,7 @@ def _of_place(
     by_place = device if len(set(devices)) == len(devices) else places.index(place)
     launch = _launched(mine, calls[calls[:, 1] - calls[:, 1] % _PROCESS == process])
     names = mine.texts['name']
-    kinds = {name: COPY if name in _COPIES else kind_of_kernel(name, extra) for name in set(names)}
+    kinds = {name: COPY if name in _COPIES else kineto.kind_of_kernel(name, extra) for name in set(names)}
     graphs = ('a CUDA graph is one kernel here: record with --cuda-graph-trace=node',) if 'CUDA graph' in kinds else ()
     by_device = ('the database does not say ranks: they are numbered by device',) if several else ()
     columns: dict[str, Any] = {

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from simpar.errors import Problem, ScheduleError
-from simpar.files import read_regular
+from simpar import errors, files
 from simpar.traces.table import Call, RankTrace
 
 MOST_BYTES: Final = 2**28
@@ -40,7 +39,7 @@ _SKIPPED: Final = frozenset({'PROTO', 'FRAME', 'STOP'})
 
 def read_dump(path: Path) -> RankTrace:
     """A rank's dump; its rank is the number that its name ends with. Raises ``ScheduleError`` for what is no dump."""
-    data = read_regular(path, MOST_BYTES)
+    data = files.read_regular(path, MOST_BYTES)
     try:
         found = json.loads(data) if data.lstrip()[:1] == b'{' else _unpickled(data)
         calls: dict[str, list[Call]] = defaultdict(list)
@@ -56,11 +55,11 @@ def read_dump(path: Path) -> RankTrace:
         world = max((len(json.loads(one['ranks'])) for one in found['pg_config'].values()), default=0)
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         what = f'is no whole dump of a flight recorder: {error.__class__.__name__} {error}'
-        raise ScheduleError(Problem(str(path), what, 'give the file as torch wrote it')) from None
+        raise errors.ScheduleError(errors.Problem(str(path), what, 'give the file as torch wrote it')) from None
     rank = _RANK.search(path.name.partition('.')[0])
     if rank is None:
         what = 'a dump does not say its rank, and its name does not end with one'
-        raise ScheduleError(Problem(str(path), what, 'name it as torch does, e.g. nccl_trace_rank_3'))
+        raise errors.ScheduleError(errors.Problem(str(path), what, 'name it as torch does, e.g. nccl_trace_rank_3'))
     return RankTrace(
         source=str(path),
         format=FLIGHT,

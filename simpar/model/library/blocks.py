@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
 
-from simpar import model
-from simpar.errors import Infeasible
+from simpar import errors, model
 
 HEADS_FIRST = (0, 2, 1, 3)
 """From [sequences, tokens, heads, features] to [sequences, heads, tokens, features], and back."""
@@ -54,7 +53,7 @@ def llama_network(
 
 def _blocks(block: _Block, layers: int, init_std: float) -> model.Network:
     if block.hidden % block.heads:
-        raise Infeasible(f'{block.heads} heads do not divide a hidden size of {block.hidden}; choose a divisor')
+        raise errors.Infeasible(f'{block.heads} heads do not divide a hidden size of {block.hidden}; choose a divisor')
     found: list[model.Operator] = []
     before = model.INPUT
     for layer in range(layers):

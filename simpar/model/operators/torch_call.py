@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from simpar.layout import Rule, TensorLayout
-from simpar.model.operators.base import Operator, Sharded, Step, operator
-from simpar.model.operators.linear import BIAS_ADD, GATHER, ROW_PRODUCT, Product, TiedEmbedding, product_ops
+from simpar.model.operators import base, linear
 from simpar.model.ops import Attributes, Local, Ops, Parameter, Work, slice_text
 from simpar.model.primitive import Call, Pricing, Primitive, Shape, dim_names
 
@@ -83,12 +82,12 @@ class AtenSpec:
     constants: tuple[Held, ...] = ()
 
 
-class OfModule(Operator):
+class OfModule(base.Operator):
     """An operator of a torch module: its weights have the module's names."""
 
 
-@operator
-class TorchCall(OfModule, Sharded):
+@base.operator
+class TorchCall(OfModule, base.Sharded):
     """A call of aten as torch.export gives it; torch runs it forward, and its derivative backward."""
 
     key = 'torch_call'
@@ -116,9 +115,9 @@ class TorchCall(OfModule, Sharded):
         fixed = dict.fromkeys(spec.fixed, 'is worked on as a whole')
         return Rule(name, inputs, spec.dims, shapes, result, order, fixed)
 
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[base.Step]:
         """One call."""
-        yield Step(primitive=self.primitives[_BY_PRICE[self.spec.price]], reads=reads, shape=result)
+        yield base.Step(primitive=self.primitives[_BY_PRICE[self.spec.price]], reads=reads, shape=result)
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """The module's weights."""
@@ -197,13 +196,13 @@ class TorchCall(OfModule, Sharded):
         return {}
 
 
-@operator
-class ModuleLinear(OfModule, Product):
+@base.operator
+class ModuleLinear(OfModule, linear.Product):
     """A product of a module's weight, [outputs, inputs] or, ``transposed``, [inputs, outputs]."""
 
     key = 'module_linear'
     written = False
-    primitives = {'matmul': ROW_PRODUCT, 'bias': BIAS_ADD}
+    primitives = {'matmul': linear.ROW_PRODUCT, 'bias': linear.BIAS_ADD}
 
     transposed: bool = False
     bias_name: str = ''
@@ -225,7 +224,7 @@ class ModuleLinear(OfModule, Product):
         """Three products."""
         weight, *biases = self.parameters(local.shape('y'))
         straight = replace(weight, shape=(*self.outputs, *self.inputs))
-        found = product_ops(local, (straight, *biases), len(self.outputs))
+        found = linear.product_ops(local, (straight, *biases), len(self.outputs))
         if not self.transposed:
             return found
         told: Attributes = {'transposed': True}
@@ -237,13 +236,13 @@ class ModuleLinear(OfModule, Product):
         return replace(found, F=works['F'], I={'x': works['I']}, W=works['W'], parameters=(turned, *others))
 
 
-@operator
-class ModuleEmbedding(OfModule, TiedEmbedding):
+@base.operator
+class ModuleEmbedding(OfModule, linear.TiedEmbedding):
     """Rows of a module's table; the row ``padding`` is not trained."""
 
     key = 'module_embedding'
     written = False
-    primitives = {'embedding': GATHER}
+    primitives = {'embedding': linear.GATHER}
 
     padding: int = -1
 
