@@ -34,11 +34,6 @@ class Wanted:
     time_ops: Path | None = None
     net: Net = field(default_factory=Net)
 
-    @property
-    def in_one_process(self) -> bool:
-        """Whether all ranks are devices of one process."""
-        return in_one_process(self)
-
     def check(self, launched: str, *, processes: bool) -> None:
         """Raises as ``check_device``.
 
@@ -50,7 +45,7 @@ class Wanted:
             for name, value, names in known
             if value not in names
         ]
-        if not problems and not processes and not (self.in_one_process or in_threads(self.device, self.transport)):
+        if not problems and not processes and not (in_one_process(self) or in_threads(self.device, self.transport)):
             problems.append(
                 Problem('processes', f'ranks on {self.device} have processes of their own', 'leave out processes=False')
             )

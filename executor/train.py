@@ -15,7 +15,7 @@ from executor import checkpoint as checkpoints
 from executor import draws, inprocess, state, tensors, validate
 from executor.checkpoint import Contents, Trained, Written, contents_of, finish, read_rank, write_rank
 from executor.cluster import Launch, detect, external
-from executor.options import Wanted
+from executor.options import Wanted, in_one_process
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request, Stretch
 from executor.virtual.transport import VirtualWorld
@@ -282,7 +282,7 @@ def _case(file: str | os.PathLike[str] | Case, overrides: Sequence[str], module:
 
 def _runner(program: Program, launch: Launch | None, timeout: float, wanted: Wanted, *, processes: bool) -> Runner:
     validate.validate(program)
-    if wanted.in_one_process:
+    if in_one_process(wanted):
         return on_virtual(program)
     if launch is not None:
         return of_launch(launch, program, timeout)

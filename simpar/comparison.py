@@ -317,20 +317,15 @@ def _table(saved: SavedTrace, rank: int, steps: slice) -> _Rank:
 
 def _phases(ranks: Ranks) -> dict[str, Pair]:
     """Seconds of a step by what they are spent on, means over ranks; in the order of first use."""
-
-    def means(of: Callable[[_Rank], dict[str, float]]) -> dict[str, Pair]:
-        both = [(of(predicted), of(measured)) for predicted, measured in ranks]
-        names = dict.fromkeys(name for seconds, _ in both for name in seconds)
-        count = len(ranks)
-        return {
-            name: Pair(
-                predicted=sum(one.get(name, 0.0) for one, _ in both) / count,
-                measured=sum(other.get(name, 0.0) for _, other in both) / count,
-            )
-            for name in names
-        }
-
-    return means(_spent)
+    both = [(_spent(predicted), _spent(measured)) for predicted, measured in ranks]
+    names = dict.fromkeys(name for seconds, _ in both for name in seconds)
+    return {
+        name: Pair(
+            predicted=sum(one.get(name, 0.0) for one, _ in both) / len(ranks),
+            measured=sum(other.get(name, 0.0) for _, other in both) / len(ranks),
+        )
+        for name in names
+    }
 
 
 def _spent(rank: _Rank) -> dict[str, float]:

@@ -294,9 +294,14 @@ def strategies_to_dict(case: Case) -> dict[str, Any] | None:
     """Operators and their strategies, of a network that has any; None for others."""
     if not has_strategies(case.workload, case.plan):
         return None
-    listing = Listing(_without_chunks(case), flattens(case.workload))
+    program = case.program
+    if case.plan.tiles > 1:
+        # Undivided products are the model's own.
+        program = lower(case.workload, replace(case.plan, tiles=1), program.world)
+    listing = Listing(program, flattens(case.workload))
     # A layout by axes counts as given, too, and wins over what a search says.
-    given = {**case.strategies.origins, **dict.fromkeys(_with_layouts(case), 'given')}
+    by_layout = {name: 'given' for name, layer in case.workload.model.operators.items() if layer.layout}
+    given = {**case.strategies.origins, **by_layout}
     scattered = _out_strategies(case, listing)
     rows = [
         {
@@ -319,20 +324,9 @@ def strategies_to_dict(case: Case) -> dict[str, Any] | None:
     return {'operators': rows, 'weighed': weighed, **(bounds if case.plan.pipeline == 1 else dict.fromkeys(bounds))}
 
 
-def _without_chunks(case: Case) -> Program:
-    """The program; where products are in chunks, the same with undivided products, which are the model's own."""
-    if case.plan.tiles == 1:
-        return case.program
-    return lower(case.workload, replace(case.plan, tiles=1), case.program.world)
-
-
 def flattens(workload: Workload) -> frozenset[str]:
     """Names of the layers that flatten."""
     return frozenset(name for name, layer in workload.model.operators.items() if isinstance(layer, Flatten))
-
-
-def _with_layouts(case: Case) -> list[str]:
-    return [name for name, layer in case.workload.model.operators.items() if layer.layout]
 
 
 def _out_strategies(case: Case, listing: Listing) -> dict[str, list[int]]:
@@ -360,14 +354,12 @@ def strategy_lines(answer: dict[str, Any] | None) -> Iterator[str]:
         out = f' out_strategy {bracketed(row["out_strategy"])}' if row['out_strategy'] else ''
         sharding = f' {strategy_text(row["strategy"])}' if row['strategy'] else ''
         yield f'  {row["name"]}: {row["operator"]}{sharding}{out}, {row["origin"]}'
-        reads, writes = (' '.join(_slice(*item) for item in row[side].items()) for side in ('reads', 'writes'))
+        reads, writes = (
+            ' '.join(f'{name} {bracketed(shape)}' for name, shape in row[side].items()) for side in ('reads', 'writes')
+        )
         yield f'    slices {reads} → {writes}'
         yield from (f'    {_collective(one)}' for one in row['collectives'])
     yield from _weighed_lines(answer)
-
-
-def _slice(name: str, shape: list[int]) -> str:
-    return f'{name} {bracketed(shape)}'
 
 
 def bracketed(numbers: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -63,9 +63,9 @@ class Size:
         classes: op classes.
     """
 
-    slots: float
-    entries: float
-    classes: float
+    slots: float = 0.0
+    entries: float = 0.0
+    classes: float = 0.0
 
     def __add__(self, other: Size) -> Size:
         return Size(
@@ -114,9 +114,9 @@ def check_size(schedules: Sequence[Schedule], ranks: int, limit: Limit, build: B
         ranks: of the cluster.
         build: makes the program of a small schedule.
     """
-    if _sum(at_most(schedule, ranks) for schedule in schedules).within(limit):
+    if sum((at_most(schedule, ranks) for schedule in schedules), Size()).within(limit):
         return
-    size = _sum(estimate(schedule, ranks, build) for schedule in schedules)
+    size = sum((estimate(schedule, ranks, build) for schedule in schedules), Size())
     if not size.within(limit):
         where = schedules[0].where('plan')
         raise errors.Infeasible(
@@ -199,13 +199,6 @@ def _small(schedule: Schedule, micro_batches: int, pipeline: int) -> Schedule:
 def _counts(program: Program) -> Counts:
     groups = [len(program.partitions[op.partition].groups_GP) for op in program.op_classes if op.kind != 'compute']
     return np.array([sum(map(len, program.roles)), sum(groups), len(program.op_classes)], dtype=float)
-
-
-def _sum(sizes: Iterator[Size]) -> Size:
-    total = Size(slots=0.0, entries=0.0, classes=0.0)
-    for size in sizes:
-        total += size
-    return total
 
 
 def _rounded(count: float) -> str:

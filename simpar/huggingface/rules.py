@@ -498,13 +498,6 @@ def chosen_by_sigmoid(config: Config, count: str, top_k: str) -> Iterator[Entry]
     yield found._replace(value={**found.value, 'score': 'sigmoid', 'correction_bias': True})
 
 
-def mixtral(config: Config) -> Iterator[Entry]:
-    """All layers have experts as wide as ``intermediate_size``."""
-    layers = _number(config, 'num_hidden_layers')
-    told = {'count': _number(config, 'num_local_experts'), 'top_k': _number(config, 'num_experts_per_tok')}
-    yield Entry('experts', {**told, **_aux_loss(config, told['top_k'], layers)}, 'num_local_experts')
-
-
 def qwen(config: Config) -> Iterator[Entry]:
     """Some layers are dense; Qwen 2 has shared experts with a gate."""
     layers, every = _number(config, 'num_hidden_layers'), _number(config, 'decoder_sparse_step')
@@ -607,7 +600,7 @@ RULES: Final[Mapping[str, Callable[..., Iterator[Entry]]]] = {
     rule.__name__: rule
     for rule in (
         gated, plain, gated_of_gemma, biases, dropouts, window, windows, scaled_embedding, scaled_scores, rope,
-        rope_of_part, scores, interleaved, further, mixtral, qwen, deepseek_v2, deepseek_v3,
+        rope_of_part, scores, interleaved, further, qwen, deepseek_v2, deepseek_v3,
         one_head_of_keys, positions_of_opt, narrow_words, rope_of_kinds, rope_of_falcon, rotary_features,
         rotary_of_heads, words_of_neox, alibi_of_baichuan, attention_of_mpt, windows_of_neo, heads_of_falcon,
         norms_of_both, biases_beside, other_hidden, times_hidden, divided_logits, scales_of_minicpm,

@@ -325,7 +325,7 @@ def _uneven(path: Path, ops: Sequence[RecordedOp]) -> Iterator[Problem]:
         return
     for op in ops:
         first = op._replace(data=0)
-        if first not in known or any(op._replace(data=each) not in known for each in (data - 1,)):
+        if first not in known or op._replace(data=data - 1) not in known:
             yield Problem(str(path), f'{op.text}: other data ranks have no such op', 'record all data ranks')
             return
         peer = peer_of(op, stages)

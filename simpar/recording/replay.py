@@ -343,12 +343,16 @@ def straggling(
     """
     own = own_seconds(job)
     alike = np.broadcast_to(alike_seconds(job, own), own.shape)
-    groups = [_families(job), _data_ranks(job), _stages(job)]
+    groups = [
+        {name: job.where([op.of.family == name for op in job.ops]) for name in job.families()},
+        {f'data {rank}': job.where([op.data == rank for op in job.ops]) for rank in range(job.data)},
+        {f'stage {stage}': job.where([op.stage == stage for op in job.ops]) for stage in range(job.stages)},
+    ]
     machine = _Machine(to_program(job), progress, sum(map(len, groups)) + 3 + bool(scale), [0])
     replayed, ideal = machine.mean(own), machine.mean(alike)
     found = [tuple(_longest(machine, own, alike, group)) for group in groups]
     worst = _worst(job, found[1], found[2])
-    chosen = np.isin(_worker(job), [data * job.stages + stage for data, stage in worst])
+    chosen = np.array([(op.data, op.stage) in worst for op in job.ops])
     return Straggling(
         steps=job.steps,
         recorded=float(job.step_seconds.mean()),
@@ -406,22 +410,6 @@ def _longest(machine: _Machine, own: Array, alike: Array, group: dict[str, Ints]
     yield from sorted(parts, key=lambda part: -part.seconds)
 
 
-def _families(job: RecordedJob) -> dict[str, Ints]:
-    return {name: job.where([op.of.family == name for op in job.ops]) for name in job.families()}
-
-
-def _data_ranks(job: RecordedJob) -> dict[str, Ints]:
-    return {f'data {rank}': job.where([op.data == rank for op in job.ops]) for rank in range(job.data)}
-
-
-def _stages(job: RecordedJob) -> dict[str, Ints]:
-    return {f'stage {stage}': job.where([op.stage == stage for op in job.ops]) for stage in range(job.stages)}
-
-
-def _worker(job: RecordedJob) -> Ints:
-    return np.array([op.data * job.stages + op.stage for op in job.ops])
-
-
 def _worst(job: RecordedJob, data_ranks: Sequence[Part], stages: Sequence[Part]) -> list[tuple[int, int]]:
     """The workers that cost most: a worker costs the lesser of what its data rank and its stage cost."""
     cost = {part.name: part.seconds for part in (*data_ranks, *stages)}
@@ -466,7 +454,8 @@ def _chosen(job: RecordedJob, text: str) -> tuple[Ints, float]:
     words, _, last = text.rpartition(':')
     factor = _factor(last)
     keys = dict(_pairs(words))
-    chosen = [_is(op, keys) for op in job.ops]
+    told = ({'data': str(op.data), 'stage': str(op.stage), 'optype': op.kind} for op in job.ops)
+    chosen = [all(fnmatchcase(one[key], value) for key, value in keys.items()) for one in told]
     if not any(chosen):
         raise ValueError('chooses no op of this job')
     if factor == 1:
@@ -492,11 +481,6 @@ def _pairs(words: str) -> Iterator[tuple[str, str]]:
         if key not in KEYS or not value:
             raise ValueError(f'no key and value (got {pair[:40]!r}); the keys are {", ".join(KEYS)}')
         yield key, value
-
-
-def _is(op: RecordedOp, keys: dict[str, str]) -> bool:
-    told = {'data': str(op.data), 'stage': str(op.stage), 'optype': op.kind}
-    return all(fnmatchcase(told[key], value) for key, value in keys.items())
 
 
 # The answer of a replay in words and numbers.

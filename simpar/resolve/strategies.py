@@ -17,7 +17,8 @@ from simpar.model.model import Node
 from simpar.model.operators.loss import DATASET
 from simpar.pipeline.orders import AUTOMATIC
 from simpar.program import BYTES, Program, Role
-from simpar.resolve import choices, objectives, resolve
+from simpar.resolve import choices, objectives
+from simpar.resolve.resolve import simulated
 from simpar.strategy_search import Choice, Found, Graph, Objective, double_recursive, exact, propagate, ranked
 from simpar.strategy_search.graph import Dataset, model_graph
 from simpar.workload import Workload
@@ -94,7 +95,7 @@ def weighed(name: str, workload: Workload, plan: plans.Plan, cluster: hardware.C
     What the plan leaves to resolving besides is taken as it is by default: equal stages, 1F1B, a message a layer.
     """
     program = lower(workload, _decided(plan), cluster.world)
-    trial = resolve.simulated(program, cluster)
+    trial = simulated(program, cluster)
     return Proposal(
         name=name,
         workload=workload,

@@ -219,9 +219,7 @@ def with_framework(
         if not _is_written(tree, place, written) and _decides(tree, key, written):
             root = _with_value(root, place, _beside_plan(tree, key, value, written))
             of_stack.add(place)
-    return Tree(
-        root=root, origins=tree.origins, problems=tree.problems, refused=tree.refused, shorts=tree.shorts
-    ), frozenset(of_stack)
+    return replace(tree, root=root), frozenset(of_stack)
 
 
 def run_as(clusters: Iterable[ClusterReference]) -> str:
@@ -446,16 +444,15 @@ def rows_of_tree(tree: Tree) -> list[Settings]:
     sweep = tree.get(_AT)
     refuse(problem.at(tree.where(problem.key)) for problem in sweep_fits(sweep))
     if isinstance(sweep, list):
-        return [tuple(_setting(tree, (*_AT, place), *item) for item in row.items()) for place, row in enumerate(sweep)]
-    return list(product(*(_choices(tree, key, values) for key, values in sweep.items())))
-
-
-def _choices(tree: Tree, key: str, values: list[Any]) -> list[Setting]:
-    return [Setting(key, value, tree.where((*_AT, key, place))) for place, value in enumerate(values)]
-
-
-def _setting(tree: Tree, at: Key, key: str, value: Any) -> Setting:
-    return Setting(key, value, tree.where((*at, key)))
+        return [
+            tuple(Setting(key, value, tree.where((*_AT, place, key))) for key, value in row.items())
+            for place, row in enumerate(sweep)
+        ]
+    choices = (
+        [Setting(key, value, tree.where((*_AT, key, place))) for place, value in enumerate(values)]
+        for key, values in sweep.items()
+    )
+    return list(product(*choices))
 
 
 def row_tree(tree: Tree, settings: Settings) -> Tree:
