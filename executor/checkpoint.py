@@ -30,7 +30,7 @@ from executor.tensors import Piece, bounds, names, persistent, pieces
 from simpar import document, files
 from simpar.case import Case
 from simpar.document.tree import Tree
-from simpar.errors import Problem, ScheduleError, refuse
+from simpar.errors import Problem, ScheduleError, refusal, refuse
 from simpar.program import Program
 from simpar.schedule import Schedule
 from simpar.torch_module.graph import module_name
@@ -95,7 +95,7 @@ class Trained:
         except ScheduleError as error:
             first = error.problems[0]
             what = f'was trained with a workload that this version cannot read: {first}'
-            raise ScheduleError(Problem(str(folder), what, 'go on with the version of simpar that wrote it')) from None
+            raise refusal(folder, what, 'go on with the version of simpar that wrote it') from None
         return {**found.pop(MODEL), **found}
 
 
@@ -302,7 +302,7 @@ def _all_here(folder: Path, contents: Contents) -> None:
     for name in sorted({chunk.file for stored in contents.tensors.values() for chunk in stored.chunks}):
         if not (folder / name).is_file():
             what = f'{name} is not there: its rank wrote on another disk'
-            raise ScheduleError(Problem(str(folder), what, 'give a folder that all hosts share'))
+            raise refusal(folder, what, 'give a folder that all hosts share')
 
 
 def folder_of(root: Path, step: int) -> Path:
@@ -328,8 +328,7 @@ def locked(root: Path) -> Iterator[None]:
         yield
     except BlockingIOError:
         who = os.read(handle, 200).decode(errors='replace')
-        what = f'another training writes here ({who})'
-        raise ScheduleError(Problem(str(root), what, 'let it end, or name another folder')) from None
+        raise refusal(root, f'another training writes here ({who})', 'let it end, or name another folder') from None
     finally:
         os.close(handle)
 
@@ -536,18 +535,16 @@ def _sync(folder: Path) -> None:
 
 
 def _wrong(path: Path, what: str) -> ScheduleError:
-    return ScheduleError(Problem(str(path), what, 'name a folder that a run with checkpoint=DIR has written, whole'))
+    return refusal(path, what, 'name a folder that a run with checkpoint=DIR has written, whole')
 
 
 def _damaged(folder: Path, problem: Problem) -> ScheduleError:
     """What is wrong with a checkpoint that a run has written, and which earlier one is good."""
     for earlier in reversed(_all(folder.parent)):
         if _step(earlier) < _step(folder) and _is_good(earlier):
-            return ScheduleError(
-                Problem(problem.place, problem.what, f'remove {folder}, and training goes on from {earlier.name}')
-            )
+            return refusal(problem.place, problem.what, f'remove {folder}, and training goes on from {earlier.name}')
     remedy = 'no earlier checkpoint is good: copy this one again, or begin in another folder'
-    return ScheduleError(Problem(problem.place, problem.what, remedy))
+    return refusal(problem.place, problem.what, remedy)
 
 
 def _is_good(folder: Path) -> bool:

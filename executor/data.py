@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from simpar import errors, files
+from simpar import files
+from simpar.errors import refusal
 
 Bytes = NDArray[np.uint8]
 IMAGES: Final = 'train-images-idx3-ubyte'
@@ -56,7 +57,7 @@ def batch(shape: tuple[int, ...], dtype: torch.dtype, seed: int, index: int) -> 
         return torch.from_numpy(digits.labels[rows].astype(np.int64)).to(dtype)
     pixels = digits.images[rows].astype(np.float64).reshape(shape[0], -1)
     if pixels.shape[1] != prod(shape[1:]):
-        raise _wrong('workload', f'an image has {pixels.shape[1]} pixels, the network takes {prod(shape[1:])} inputs')
+        raise refusal('workload', f'an image has {pixels.shape[1]} pixels, the network takes {prod(shape[1:])} inputs')
     return torch.from_numpy((pixels / 255 - MEAN) / DEVIATION).reshape(shape).to(dtype)
 
 
@@ -91,12 +92,12 @@ def _read(folder: str) -> Digits | None:
     if images is None and labels is None:
         return None
     if images is None or labels is None:
-        raise _wrong(folder, f'{LABELS if images else IMAGES}[.gz] is missing', 'put both files there, or neither')
+        raise refusal(folder, f'{LABELS if images else IMAGES}[.gz] is missing', 'put both files there, or neither')
     digits = Digits(read_idx(images, dims=3), read_idx(labels, dims=1))
     if len(digits.images) != len(digits.labels):
-        raise _wrong(str(labels), f'{len(digits.labels)} labels for {len(digits.images)} images')
+        raise refusal(labels, f'{len(digits.labels)} labels for {len(digits.images)} images')
     if digits.labels.size and digits.labels.max() >= CLASSES:
-        raise _wrong(str(labels), f'a label is {digits.labels.max()}, but there are {CLASSES} classes')
+        raise refusal(labels, f'a label is {digits.labels.max()}, but there are {CLASSES} classes')
     return digits
 
 
@@ -110,17 +111,17 @@ def read_idx(path: Path, dims: int) -> Bytes:
         if path.suffix == '.gz':
             content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MOST_BYTES)
     except (OSError, EOFError, zlib.error) as error:
-        raise _wrong(str(path), f'cannot be read: {error}', 'fetch it again') from error
+        raise refusal(path, f'cannot be read: {error}', 'fetch it again') from error
     head = 4 + 4 * dims
     # 8 is IDX's code of unsigned bytes.
     if len(content) < head or content[:4] != bytes((0, 0, 8, dims)):
-        raise _wrong(
+        raise refusal(
             str(path), f'is no IDX file of bytes in {dims} dims (starts with {content[:4].hex() or "nothing"})'
         )
     sizes = struct.unpack(f'>{dims}I', content[4:head])
     # A download that broke off has a right header and too few bytes.
     if len(content) != head + prod(sizes):
-        raise _wrong(str(path), f'holds {len(content) - head} bytes, its header says {prod(sizes)}', 'fetch it again')
+        raise refusal(path, f'holds {len(content) - head} bytes, its header says {prod(sizes)}', 'fetch it again')
     return np.frombuffer(content, dtype=np.uint8, offset=head).reshape(sizes)
 
 
@@ -144,7 +145,7 @@ def _find(folder: str, name: str) -> Path | None:
 
 def _shuffle(count: int, size: int, seed: int, index: int) -> NDArray[np.int64]:
     if count < size:
-        raise _wrong('workload.batch', f'a batch of {size} is asked of {count} images', f'write at most {count}')
+        raise refusal('workload.batch', f'a batch of {size} is asked of {count} images', f'write at most {count}')
     # A rest that fills no batch is left out of its epoch, so that all batches have one shape.
     epoch, within = divmod(index, count // size)
     return _permutation(count, seed, epoch)[within * size : (within + 1) * size]
@@ -153,7 +154,3 @@ def _shuffle(count: int, size: int, seed: int, index: int) -> NDArray[np.int64]:
 @lru_cache(maxsize=2)
 def _permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(count)
-
-
-def _wrong(where: str, what: str, instead: str = '') -> errors.ScheduleError:
-    return errors.ScheduleError(errors.Problem(where, what, instead))

@@ -79,7 +79,7 @@ def load_state(path: str | os.PathLike[str]) -> Result:
 
 
 def _wrong(path: str | os.PathLike[str], what: str) -> errors.ScheduleError:
-    return errors.ScheduleError(errors.Problem(str(path), what, 'write it with --save-state'))
+    return errors.refusal(path, what, 'write it with --save-state')
 
 
 # From what every rank saw to one Trace and full tensors.

@@ -20,7 +20,7 @@ from executor.ranks.pool import Pool
 from executor.ranks.request import Request, Stretch
 from executor.virtual.transport import VirtualWorld
 from simpar.case import Case, load_case
-from simpar.errors import Problem, ScheduleError, refuse
+from simpar.errors import Problem, ScheduleError, refusal, refuse
 from simpar.hardware.net import Net
 from simpar.model.model import AHEAD
 from simpar.program import Program, Tensor
@@ -104,9 +104,7 @@ def skipped(data: Iterable[Given], count: int) -> Iterator[Given]:
 
 def ended(step: int, steps: int) -> ScheduleError:
     """The error that data end too early."""
-    return ScheduleError(
-        Problem('data', f'ends after {step} batches, {steps} steps are asked for', 'give more, or fewer steps')
-    )
+    return refusal('data', f'ends after {step} batches, {steps} steps are asked for', 'give more, or fewer steps')
 
 
 # What runs the stretches of a training: all ranks in this process, a pool of them, or one that a launcher started.
@@ -245,7 +243,7 @@ def train(
     >>> result.losses, result.parameters['dense0.weight'].shape  # doctest: +SKIP
     """
     if steps < 1 or every < 1:
-        raise ScheduleError(Problem('steps' if steps < 1 else 'every', f'is {min(steps, every)}', 'write at least 1'))
+        raise refusal('steps' if steps < 1 else 'every', f'is {min(steps, every)}', 'write at least 1')
     if module is not None:
         draws.keep(module.weights, module.own)
     case = _case(file, overrides, module)
@@ -274,9 +272,7 @@ def _case(file: str | os.PathLike[str] | Case, overrides: Sequence[str], module:
         return load_case(file, overrides, module=module.model.graph_text if module else '')
     if overrides or module is not None:
         what = 'a case has all its values already'
-        raise ScheduleError(
-            Problem('overrides' if overrides else 'module', what, 'give the file, or load_case with it')
-        )
+        raise refusal('overrides' if overrides else 'module', what, 'give the file, or load_case with it')
     return file
 
 
@@ -343,7 +339,7 @@ class _Training:
         found = checkpoints.contents_of(folder)
         if found.seed != self.seed:
             what = f'was trained with seed {found.seed}, not {self.seed}'
-            raise ScheduleError(Problem(str(folder), what, 'give the same seed, or another folder'))
+            raise refusal(folder, what, 'give the same seed, or another folder')
         if found.trained is not None:
             trained.check(found.trained, self.case.schedule, folder)
         elif first:

@@ -22,7 +22,7 @@ from simpar import hardware, metrics, profiles, units
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
-from simpar.errors import Problem, ScheduleError, shown_part
+from simpar.errors import refusal, shown_part
 from simpar.files import read_regular, write_atomically
 from simpar.program import COLLECTIVES, OpClass, OpKind, Partition, Program, ProgramBuilder, Role
 from simpar.trace import Trace
@@ -51,7 +51,7 @@ def write_chakra(folder: Path, trace: Trace, name: str) -> list[Path]:
     total = sum(len(program.role(rank)) for rank in range(program.world))
     if total > MOST_NODES:
         what = f'{total:,} nodes in {program.world:,} files, and two million are the most'
-        raise ScheduleError(Problem('--chakra', what, 'write a plan of fewer ranks or micro-batches'))
+        raise refusal('--chakra', what, 'write a plan of fewer ranks or micro-batches')
     folder.mkdir(parents=True, exist_ok=True)
     groups = _Groups(trace)
     paths = [folder / f'{name}.{rank}.et' for rank in range(program.world)]
@@ -207,7 +207,7 @@ def messages() -> SimpleNamespace:
         factory = importlib.import_module('google.protobuf.message_factory')
     except ImportError:
         instead = 'install the extra: pip install "simpar-parallel[chakra]"'
-        raise ScheduleError(Problem('Chakra traces', 'protobuf is not installed', instead)) from None
+        raise refusal('Chakra traces', 'protobuf is not installed', instead) from None
     pools = importlib.import_module('google.protobuf.descriptor_pool')
     described = importlib.import_module('google.protobuf.descriptor_pb2')
     file = described.FileDescriptorProto(name='simpar/chakra.proto', package='simpar.chakra', syntax='proto3')
@@ -305,7 +305,7 @@ def read_chakra(path: Path, profile: hardware.Profile | None = None) -> Replayed
     files = _files(path, folder)
     ranks = [nodes_of(file, rank, len(files)) for rank, file in enumerate(files)]
     if (total := sum(map(len, ranks))) > MOST_NODES:
-        raise ScheduleError(Problem(str(folder), f'{total:,} nodes, and {MOST_NODES:,} are the most'))
+        raise refusal(folder, f'{total:,} nodes, and {MOST_NODES:,} are the most')
     links = ClusterCollectives(_cluster(folder, profile, len(files))) if profile else None
     return _Job(folder, ranks, _groups(folder, len(files)), links).replayed()
 
@@ -315,7 +315,7 @@ def _cluster(folder: Path, profile: hardware.Profile, world: int) -> hardware.Cl
     nodes, rest = divmod(world, profile.devices)
     if nodes and rest:
         what = f'{world} ranks fill no nodes of {profile.devices} devices'
-        raise ScheduleError(Problem(f'{folder}: --cluster', what, 'name a profile whose nodes they fill'))
+        raise refusal(f'{folder}: --cluster', what, 'name a profile whose nodes they fill')
     return profiles.cluster(profile, max(nodes, 1), devices=None if nodes else world)
 
 
@@ -326,11 +326,11 @@ def _files(path: Path, folder: Path) -> list[Path]:
     told = NAMED.fullmatch(path.name)
     if told is None and len(names) != 1:
         what = f'files of {len(names)} jobs: {", ".join(names[:4])}' if names else 'no file is named NAME.RANK.et'
-        raise ScheduleError(Problem(str(folder), what, 'name one file of the job that is meant'))
+        raise refusal(folder, what, 'name one file of the job that is meant')
     name = told[1] if told else names[0]
     ranks = sorted(rank for one, rank in found if one == name)
     if missing := [rank for rank in range(len(ranks)) if rank not in ranks]:
-        raise ScheduleError(Problem(str(folder), f'{name} has no file of rank {missing[0]}', 'add it'))
+        raise refusal(folder, f'{name} has no file of rank {missing[0]}', 'add it')
     return [found[name, rank] for rank in ranks]
 
 
@@ -341,13 +341,13 @@ def _groups(folder: Path, world: int) -> dict[str, tuple[int, ...]]:
         try:
             told = json.loads(read_regular(file, MOST_BYTES))
         except (ValueError, OSError, RecursionError) as error:
-            raise ScheduleError(Problem(str(file), f'cannot be read: {error}')) from None
+            raise refusal(file, f'cannot be read: {error}') from None
         if not isinstance(told, dict):
-            raise ScheduleError(Problem(str(file), 'no mapping of groups to their ranks'))
+            raise refusal(file, 'no mapping of groups to their ranks')
         for name, ranks in told.items():
             inside = isinstance(ranks, list) and all(isinstance(one, int) and 0 <= one < world for one in ranks)
             if not inside or len(set(ranks)) < len(ranks) or not ranks:
-                raise ScheduleError(Problem(str(file), f'group {shown_part(name)}: not a list of ranks below {world}'))
+                raise refusal(file, f'group {shown_part(name)}: not a list of ranks below {world}')
             found[name] = tuple(ranks)
     return found
 
@@ -374,7 +374,7 @@ class _Job:
         roles = [list(self._slots(rank, nodes)) for rank, nodes in enumerate(self._ranks)]
         for rank, slots in enumerate(roles):
             if not slots:
-                raise ScheduleError(Problem(str(self._folder), f'rank {rank} has no node that is replayed'))
+                raise refusal(self._folder, f'rank {rank} has no node that is replayed')
         build = ProgramBuilder(self._world, self._partitions().values())
         for made in self._classes.values():
             build.add_op_class(made)
@@ -392,8 +392,7 @@ class _Job:
             turn = turns[node.stream] = turns.get(node.stream, -1) + 1
             made = self._op(rank, node, turn)
             if self._classes.setdefault(made.name, made) != made:
-                what = f'{made.name}: ranks call unlike collectives, {made.operator} among them'
-                raise ScheduleError(Problem(str(self._folder), what))
+                raise refusal(self._folder, f'{made.name}: ranks call unlike collectives, {made.operator} among them')
             table = self._compute if made.kind == 'compute' else self._talk
             name = _message(made) if made.kind in ('send', 'recv') else made.name
             table[name] = max(table.get(name, 0.0), node.seconds)
@@ -411,7 +410,7 @@ class _Job:
             if rank not in self._groups.get(group, ()):
                 where = f'rank {rank}, node {node.id}, {shown_part(node.name)}'
                 what = f'{where}: group {shown_part(group)} is not told, or has not this rank'
-                raise ScheduleError(Problem(str(self._folder), what, 'add a JSON file of groups and their ranks'))
+                raise refusal(self._folder, what, 'add a JSON file of groups and their ranks')
             operator = KINDS[cast('int', node.told['comm_type'])]
             if operator in COLLECTIVES and COLLECTIVES[operator].gives == 'shard':
                 # There it is what each rank gives, here what all have then.
@@ -436,7 +435,7 @@ class _Job:
             # Every rank stands in a group of a partition: those that have no part stand in groups that never meet.
             if len(others) % len(members):
                 what = f'group {name}: {len(members)} of {self._world} ranks, and the others make no groups of its size'
-                raise ScheduleError(Problem(str(self._folder), what))
+                raise refusal(self._folder, what)
             rows = np.array([*members, *others], dtype=np.int32).reshape(-1, len(members))
             found[name] = Partition(name, rows)
         return found
@@ -513,17 +512,17 @@ def _read(file: Path, rank: int, world: int) -> list[Recorded]:
     try:
         nodes = list(islice(unpacked(read_regular(file, MOST_BYTES)), MOST_NODES + 1))
     except ValueError as error:
-        raise ScheduleError(Problem(str(file), f'is no Chakra trace: {error}')) from None
+        raise refusal(file, f'is no Chakra trace: {error}') from None
     except OSError as error:
-        raise ScheduleError(Problem(str(file), f'cannot be read: {error.strerror or error}')) from None
+        raise refusal(file, f'cannot be read: {error.strerror or error}') from None
     if len(nodes) > MOST_NODES:
-        raise ScheduleError(Problem(str(file), f'more than {MOST_NODES:,} nodes'))
+        raise refusal(file, f'more than {MOST_NODES:,} nodes')
     found = []
     for node in nodes:
         # Who sends need not say from where, nor who receives to whom.
         told = {'comm_src': rank, 'comm_dst': rank, **valued(node)}
         if wrong := _wrong(node.type, told, rank, world):
-            raise ScheduleError(Problem(str(file), f'node {node.id}, {shown_part(node.name)}: {wrong}'))
+            raise refusal(file, f'node {node.id}, {shown_part(node.name)}: {wrong}')
         exact = told.get('seconds')
         seconds = exact if isinstance(exact, float) else node.duration_micros * 1e-6
         waits = tuple(dict.fromkeys([*node.data_deps, *node.ctrl_deps]))
@@ -561,14 +560,14 @@ def _ordered(file: Path, nodes: Sequence[Recorded]) -> list[Recorded]:
     """Nodes in an order in which none waits for a later one, by their numbers where they are free."""
     by_id = {node.id: node for node in nodes}
     if len(by_id) < len(nodes):
-        raise ScheduleError(Problem(str(file), 'two nodes have one id'))
+        raise refusal(file, 'two nodes have one id')
     left = {node.id: len(node.waits) for node in nodes}
     behind: dict[int, list[int]] = {}
     for node in nodes:
         for one in node.waits:
             if one not in by_id:
                 what = f'node {node.id}, {shown_part(node.name)}, waits for node {one}, which is not there'
-                raise ScheduleError(Problem(str(file), what))
+                raise refusal(file, what)
             behind.setdefault(one, []).append(node.id)
     free = [number for number, count in left.items() if not count]
     heapq.heapify(free)
@@ -581,7 +580,7 @@ def _ordered(file: Path, nodes: Sequence[Recorded]) -> list[Recorded]:
                 heapq.heappush(free, one)
     if len(found) < len(nodes):
         stuck = next(number for number, count in left.items() if count)
-        raise ScheduleError(Problem(str(file), f'nodes wait for each other in a circle, node {stuck} among them'))
+        raise refusal(file, f'nodes wait for each other in a circle, node {stuck} among them')
     return found
 
 
@@ -597,11 +596,11 @@ def _handed_over(file: Path, nodes: Sequence[Recorded]) -> list[Recorded]:
         waits = tuple(dict.fromkeys(behind for one in node.waits for behind in passed.get(one, (one,))))
         total += len(waits)
         if total > MOST_WAITS:
-            raise ScheduleError(Problem(str(file), f'its nodes wait for more than {MOST_WAITS:,} others'))
+            raise refusal(file, f'its nodes wait for more than {MOST_WAITS:,} others')
         about = node.kind in ABOUT
         if node.kind == COMPUTE and not node.seconds and 'seconds' not in node.told and node.told.get('num_ops'):
             what = f'node {node.id}, {shown_part(node.name)}, computes and has no duration'
-            raise ScheduleError(Problem(str(file), what, 'write duration_micros, or the attribute seconds'))
+            raise refusal(file, what, 'write duration_micros, or the attribute seconds')
         if about or (node.kind == SEND and not node.seconds):
             passed[node.id] = waits
         if not about:

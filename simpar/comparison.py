@@ -21,7 +21,7 @@ import numpy as np
 
 from simpar.cost.costs import Costs
 from simpar.diagnosis import Diagnosis, diagnose, diagnosis_to_dict, sentence
-from simpar.errors import OutsideTolerance, Problem, ScheduleError
+from simpar.errors import OutsideTolerance, refusal
 from simpar.hardware.net import Net, parse_net
 from simpar.headline import than
 from simpar.metrics import StepMetrics, metrics
@@ -275,12 +275,12 @@ def _same_program(one: SavedTrace, other: SavedTrace) -> None:
     # Ops are joined by their place, so only the very same program can be compared.
     if one.program != other.program:
         what = f'the traces are of different programs ({one.program[:12]}… and {other.program[:12]}…)'
-        raise ScheduleError(Problem('compare', what, 'predict and measure the same schedule, with the same --set'))
+        raise refusal('compare', what, 'predict and measure the same schedule, with the same --set')
     if _world(one) != _world(other):
-        raise ScheduleError(Problem('compare', f'one trace has {_world(one)} ranks, the other {_world(other)}'))
+        raise refusal('compare', f'one trace has {_world(one)} ranks, the other {_world(other)}')
     for rank in range(_world(one)):
         if _slots(one, rank) != _slots(other, rank):
-            raise ScheduleError(Problem('compare', f'the traces name different ops on rank {rank}'))
+            raise refusal('compare', f'the traces name different ops on rank {rank}')
 
 
 def _world(saved: SavedTrace) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from os import PathLike
 
 
 class SimparError(Exception):
@@ -81,6 +82,11 @@ class ScheduleError(SimparError):
     def __reduce__(self) -> tuple[type[ScheduleError], tuple[list[Problem]]]:
         # From a process to the one that started it; by default, the text would be taken for the problems.
         return type(self), (self.problems,)
+
+
+def refusal(where: str | PathLike[str], what: str, instead: str = '') -> ScheduleError:
+    """The error of one problem: where, what is wrong, and what to write instead."""
+    return ScheduleError(Problem(str(where), what, instead))
 
 
 def refuse(problems: Iterable[Problem]) -> None:

@@ -152,7 +152,7 @@ def _answer(saved: SavedTrace, name: str) -> dict[str, Any]:
     instead = 'write it again with `simpar run FILE --save`'
     if saved.origin != 'simulated':
         instead = 'compare a prediction with a measurement by `simpar compare`'
-    raise errors.ScheduleError(errors.Problem(name, what, instead))
+    raise errors.refusal(name, what, instead)
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:

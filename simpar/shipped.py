@@ -4,7 +4,7 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from simpar.errors import Problem, ScheduleError, refuse
+from simpar.errors import Problem, refusal, refuse
 from simpar.files import write_atomically
 
 
@@ -73,7 +73,7 @@ def example(name: str) -> Example:
     if wanted not in known:
         near = difflib.get_close_matches(wanted, known, 1)
         hint = f'did you mean {near[0]}?' if near else 'write one of those that `simpar examples` lists'
-        raise ScheduleError(Problem('simpar examples', f'no example of this name (got {name})', hint))
+        raise refusal('simpar examples', f'no example of this name (got {name})', hint)
     return known[wanted]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from simpar.cost.costs import Costs, costs_from_dict, costs_to_dict
 from simpar.document.load import read_json
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import refusal
 from simpar.files import write_atomically
 from simpar.hardware.net import parse_net
 from simpar.program import Program
@@ -154,7 +154,7 @@ def to_trace(saved: SavedTrace, program: Program) -> Trace:
     """
     if saved.program != program.hash:
         what = f'is of program {saved.program[:12]}, not of {program.hash[:12]}'
-        raise ScheduleError(Problem('the trace', what, 'measure the schedule again'))
+        raise refusal('the trace', what, 'measure the schedule again')
     representatives = (
         RankTimes(rank_times.rank, rank_times.arrive_KS, rank_times.start_KS, rank_times.end_KS)
         for rank_times in saved.representatives
@@ -216,7 +216,7 @@ def _checked(path: Path, content: _Content) -> SavedTrace:
     """The trace of a file's content. Raises ``ScheduleError`` where it does not fit together."""
     wrong = _inconsistency(content) or _not_a_network(content.net)
     if wrong:
-        raise ScheduleError(Problem(str(path), wrong, 'write the trace again with --save'))
+        raise refusal(path, wrong, 'write the trace again with --save')
     return SavedTrace(
         program=content.program,
         origin=content.origin,
@@ -247,11 +247,11 @@ def _basis(path: Path, content: _Content) -> Basis | None:
         return None
     program = parse_program(content.basis.program, f'{path}: basis.program')
     if program.hash != content.program:
-        raise ScheduleError(Problem(str(path), 'basis.program: is another program than that of the trace'))
+        raise refusal(path, 'basis.program: is another program than that of the trace')
     try:
         return Basis(program, costs_from_dict(content.basis.costs, program))
     except ValueError as error:
-        raise ScheduleError(Problem(str(path), f'basis.costs: {error}', 'write the trace again with --save')) from None
+        raise refusal(path, f'basis.costs: {error}', 'write the trace again with --save') from None
 
 
 @dataclass(frozen=True, slots=True)

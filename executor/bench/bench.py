@@ -20,7 +20,7 @@ from simpar import calibrate, files, profiles
 from simpar.case import load_case
 from simpar.cost.costs import Costs
 from simpar.cost.price import price
-from simpar.errors import Problem, ScheduleError, SimparError, refuse
+from simpar.errors import Problem, SimparError, refusal, refuse
 from simpar.hardware import Cluster
 from simpar.hardware.net import Net, parse_net
 from simpar.program import Program
@@ -105,7 +105,7 @@ def bench(
     Raises ``ScheduleError`` for fewer than two ranks, ``RunFailed`` where ranks cannot be started.
     """
     if ranks < 2:
-        raise ScheduleError(Problem('--ranks', 'a profile needs collectives', 'write 2 or more'))
+        raise refusal('--ranks', 'a profile needs collectives', 'write 2 or more')
     whole = [program for program in programs if program.world <= ranks] if on.threads else []
     # One pool for all parts, pinned, so that kernels and messages are measured under the same conditions.
     with TimedPool(ranks, _request(on, favour=favour), net=net, pinned=True) as pool:
@@ -182,7 +182,7 @@ def bench_messages(
     Arguments and errors as of ``bench``.
     """
     if ranks < 2:
-        raise ScheduleError(Problem('--ranks', 'a profile needs collectives', 'write 2 or more'))
+        raise refusal('--ranks', 'a profile needs collectives', 'write 2 or more')
     hardware = given_cluster(ranks, net)
 
     def costs(program: Program) -> Costs:

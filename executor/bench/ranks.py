@@ -30,7 +30,7 @@ from executor.ranks import emulated, pool, real, streams, watchdog
 from executor.ranks.rank import Machines
 from executor.ranks.request import Compute, Outcome, Request
 from simpar.cost.costs import Costs
-from simpar.errors import Problem, RunFailed, ScheduleError
+from simpar.errors import RunFailed, refusal
 from simpar.files import read_regular, remove_at_the_end, write_atomically
 from simpar.hardware.net import Net
 from simpar.program import Program, text
@@ -385,9 +385,9 @@ class Journal:
             write_atomically(head, json.dumps(dict(of)) + '\n')
         except OSError as error:
             what = f'cannot be written: {error.strerror or error}'
-            raise ScheduleError(Problem(str(folder), what, 'name a folder by --journal DIR')) from error
+            raise refusal(folder, what, 'name a folder by --journal DIR') from error
         except (ValueError, TypeError, RecursionError) as error:
-            raise ScheduleError(Problem(str(head), 'is no head of a journal', 'delete the folder')) from error
+            raise refusal(head, 'is no head of a journal', 'delete the folder') from error
         self.kept = _kept(folder)
         """Runs that are there already."""
 
@@ -448,7 +448,7 @@ def _require_same(folder: Path, found: Mapping[str, str], of: Mapping[str, str])
     if topics:
         apart = ', '.join(f'{topic} ({found.get(topic, "none")}, now {of.get(topic, "none")})' for topic in topics)
         what = f'holds the runs of another bench: {apart}'
-        raise ScheduleError(Problem(str(folder), what, 'delete the folder, or give the flags of then'))
+        raise refusal(folder, what, 'delete the folder, or give the flags of then')
 
 
 def _path(folder: Path, number: int) -> Path:

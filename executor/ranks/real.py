@@ -14,8 +14,9 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
-from executor import checkpoint, draws, host, validate, walk
+from executor import checkpoint, host, validate, walk
 from executor.devices.open import Device
+from executor.draws import Batch, batch_of
 from executor.kernels import LOSSES, Bound, Context, bind, context, kernel
 from executor.ranks.collectives import Channel, Link, Messages, Pace, Rings
 from executor.ranks.request import Pair, Part, Request, Stretch
@@ -322,7 +323,7 @@ class Start:
     steps: int = 1
     first: int = 0
     held: Mapping[str, torch.Tensor] | None = None
-    batches: Mapping[int, draws.Batch] = field(default_factory=dict)
+    batches: Mapping[int, Batch] = field(default_factory=dict)
     room: int = 0
 
     @classmethod
@@ -346,7 +347,7 @@ class Start:
         count = 1 if tensor.like else program.micro_batches
         name, shape = tensor.like or tensor.name, (first * count, *rest)
         dtype = torch_dtype(tensor.dtype, self.dtype)
-        full = draws.batch_of(name, tensor.initial, shape, dtype, self.seed, step, self.batches)
+        full = batch_of(name, tensor.initial, shape, dtype, self.seed, step, self.batches)
         shard = full.narrow(0, 0 if tensor.like else first * micro_batch, first)[own]
         if tensor.batch_dim is not None and not tensor.like:
             length = shard.shape[tensor.batch_dim] // program.copies

@@ -275,26 +275,6 @@ class Facts:
         """Whether weights are gathered where they are used."""
         return any(tensor.kind == 'gathered' and tensor.like for tensor in self.program.tensors)
 
-    @property
-    def asks_shards(self) -> bool:
-        """Whether the plan asks for optimizer parallelism."""
-        return self.plan.hsdp != 'off' or self.plan.zero > 0 or bool(self.plan.shard)
-
-    @property
-    def asks_offload(self) -> bool:
-        """Whether activations are to leave for the host."""
-        return bool(self.plan.offload)
-
-    @property
-    def asks_states(self) -> bool:
-        """Whether states of the optimizer are to leave for the host."""
-        return 'optimizer' in self.plan.offload
-
-    @cached_property
-    def asks_recompute(self) -> bool:
-        """Whether the plan, or a mark of a layer, asks for recomputation."""
-        return recomputes(self.workload, self.plan)
-
     @cached_property
     def recomputed(self) -> frozenset[str]:
         """The layers of which an op runs again."""
@@ -304,11 +284,6 @@ class Facts:
     def tiled(self) -> bool:
         """Whether any product is in tiles."""
         return any(op.operator == JOIN for op in self.program.op_classes)
-
-    @cached_property
-    def sums_loss(self) -> bool:
-        """Whether the loss is summed for display."""
-        return loss.TOTAL in self.program.tensor
 
     @cached_property
     def draws_weights(self) -> bool:
@@ -335,18 +310,6 @@ class Facts:
         """Whether any product reads 8 bits."""
         return any(op.dtype == FP8 for op in self.program.cost_kinds[1])
 
-    @property
-    def asks_alone(self) -> bool:
-        """Whether no more than one key asks for optimizer parallelism."""
-        # Two that ask for it hold each other: without one of them the program may stay the same.
-        return sum((self.asked.zero > 0, self.asked.hsdp != 'off', bool(self.asked.shard))) <= 1
-
-    @property
-    def in_vain(self) -> bool:
-        """Whether one key alone asks for optimizer parallelism, and nothing is sharded."""
-        # MindSpore's search reads the key, too.
-        return not self.sharded and self.asks_alone and self.asked.search != 'double-recursive'
-
     @cached_property
     def other_actions(self) -> bool:
         """Whether some rank has other stages, or forwards and backwards in another sequence, than by default."""
@@ -363,8 +326,15 @@ class Facts:
         """What the keys say themselves."""
         plan, asked, model = self.plan, self.asked, self.workload.model
         experts = getattr(model, 'experts', None)
+        # Two that ask for optimizer parallelism hold each other: without one of them the program may stay the same.
+        alone = sum((asked.zero > 0, asked.hsdp != 'off', bool(asked.shard))) <= 1
         return {
             'always': True,
+            'asks_alone': alone,
+            'asks_offload': bool(plan.offload),
+            'asks_recompute': recomputes(self.workload, plan),
+            'asks_shards': plan.hsdp != 'off' or plan.zero > 0 or bool(plan.shard),
+            'asks_states': 'optimizer' in plan.offload,
             'context': plan.context > 1,
             'copies': plan.copies > 1,
             'data_ranks': plan.data * plan.context > 1,
@@ -377,6 +347,8 @@ class Facts:
             'gather_pass': 'enable_opt_shard_comm_opt' in plan.overlap,
             'gradient_pass': 'enable_grad_comm_opt' in plan.overlap,
             'ids': plan.fusion == 'ids',
+            # MindSpore's search reads the key, too.
+            'in_vain': not self.sharded and alone and asked.search != 'double-recursive',
             'late_receive': plan.receive == 'late',
             'listed_ids': bool(plan.fusion_ids),
             'marks': any(operator.recompute for operator in model.operators.values()),
@@ -386,6 +358,7 @@ class Facts:
             'rotary': getattr(model, 'position', '') == 'rotary',
             'rows': bool(asked.rows),
             'single_stream': plan.streams == 'single',
+            'sums_loss': loss.TOTAL in self.program.tensor,
             'tells_sample': model.tells_sample,
             'tensor_ranks': plan.tensor > 1,
             'trains': self.workload.phase != 'forward',

@@ -11,7 +11,7 @@ import yaml
 from simpar import document, files
 from simpar.calibrate.figures import Number, numbers_of, per
 from simpar.calibrate.record import Record, Table, tables_of
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import ScheduleError, refusal
 from simpar.profiles import FILE, profile_path
 
 SHOWN: Final = 3
@@ -82,12 +82,12 @@ def calibrate(record: Record) -> Calibration:
 def require_profile_path(path: Path) -> None:
     """Raises ``ScheduleError`` where a path is none that a profile can be written to."""
     if path.suffix not in SUFFIXES:
-        raise ScheduleError(Problem(str(path), 'not the name of a profile', f'write a name that ends in {SUFFIXES[0]}'))
+        raise refusal(path, 'not the name of a profile', f'write a name that ends in {SUFFIXES[0]}')
     if path.is_dir():
-        raise ScheduleError(Problem(str(path), 'is a folder', f'write the name of a file, e.g. {path.stem}/{FILE}'))
+        raise refusal(path, 'is a folder', f'write the name of a file, e.g. {path.stem}/{FILE}')
     if _is_schedule(path):
         what = 'is a schedule, and the profile would be written over it'
-        raise ScheduleError(Problem(str(path), what, f'write the name of a new file, e.g. {path.stem}-profile.yaml'))
+        raise refusal(path, what, f'write the name of a new file, e.g. {path.stem}-profile.yaml')
 
 
 def _is_schedule(path: Path) -> bool:

@@ -202,10 +202,9 @@ def _whole(path: Path, record: Record) -> Record:
     try:
         parse_net(record.net)
     except ValueError as wrong:
-        raise errors.ScheduleError(errors.Problem(str(path), f'net: {wrong}')) from None
+        raise errors.refusal(path, f'net: {wrong}') from None
     if record.ranks % record.hosts:
-        what = f'hosts: {record.ranks} ranks are not as many on each of {record.hosts}'
-        raise errors.ScheduleError(errors.Problem(str(path), what, EXPECTED))
+        raise errors.refusal(path, f'hosts: {record.ranks} ranks are not as many on each of {record.hosts}', EXPECTED)
     missing = [name for name in ('matmul', 'attention', 'operator') if not getattr(record.tables, name)]
     if record.compute == 'real' and missing:
         raise errors.ScheduleError([errors.Problem(str(path), f'tables.{name}: no rows', EXPECTED) for name in missing])

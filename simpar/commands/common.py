@@ -52,7 +52,7 @@ def check_picture(path: Path | None) -> None:
     # matplotlib knows more formats, but these look the same everywhere.
     if path and path.suffix not in PICTURES:
         what = f'not a kind of picture (got {path})'
-        raise errors.ScheduleError(errors.Problem('--plot', what, f'write a name that ends in {", ".join(PICTURES)}'))
+        raise errors.refusal('--plot', what, f'write a name that ends in {", ".join(PICTURES)}')
 
 
 def make_folders(*paths: Path | None) -> None:
@@ -98,7 +98,7 @@ def graph_of(options: argparse.Namespace) -> str:
     if not options.module:
         if options.op:
             what = 'says the kind of an operator of a module, and there is none'
-            raise errors.ScheduleError(errors.Problem('--op', what, 'write --module PKG:FUNCTION too'))
+            raise errors.refusal('--op', what, 'write --module PKG:FUNCTION too')
         return ''
     # Torch takes seconds, so nothing of it is imported without the flag.
     from simpar.torch_module.from_module import imported
@@ -118,7 +118,7 @@ def net_of(options: argparse.Namespace) -> Net:
     try:
         return parse_net(options.net)
     except ValueError as error:
-        raise errors.ScheduleError(errors.Problem('--net', str(error))) from None
+        raise errors.refusal('--net', str(error)) from None
 
 
 def predicted_net(case: Case, net: Net) -> str:

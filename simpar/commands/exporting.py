@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.commands.common import print_json
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import refusal
 from simpar.exporting import export, onto, settings
 from simpar.files import write_atomically
 from simpar.schedule import load_schedule
@@ -50,7 +50,7 @@ def export_target(text: str) -> tuple[settings.Target, Path]:
     """The framework and the path of ``megatron=run.sh``. Raises ``ScheduleError``."""
     to, sign, path = text.partition('=')
     if not sign or not path:
-        raise ScheduleError(Problem('--export', f'no framework and path (got {text[:60]!r})', 'write megatron=run.sh'))
+        raise refusal('--export', f'no framework and path (got {text[:60]!r})', 'write megatron=run.sh')
     return export.target_of(to), Path(path)
 
 
@@ -84,8 +84,6 @@ def _given(words: list[str]) -> Mapping[str, str]:
     for word in words:
         name, sign, value = word.partition('=')
         if not sign or not name.strip():
-            raise ScheduleError(
-                Problem(f'--given {word[:60]}', 'not a name and a value', 'write e.g. --given NNODES=8')
-            )
+            raise refusal(f'--given {word[:60]}', 'not a name and a value', 'write e.g. --given NNODES=8')
         given[name.strip()] = value
     return given

@@ -21,7 +21,7 @@ from simpar.commands.common import print_answer, print_json
 from simpar.commands.trace import trace_lines, trace_to_dict
 from simpar.cost import compute, price
 from simpar.document import override, tree
-from simpar.errors import Infeasible, Problem, ScheduleError, refuse
+from simpar.errors import Infeasible, Problem, ScheduleError, refusal, refuse
 from simpar.files import write_atomically
 from simpar.huggingface.models import MODELS
 from simpar.importing import findings, mapping, read
@@ -78,7 +78,7 @@ def _read_back(text: str, options: argparse.Namespace) -> None:
     except Infeasible as error:
         what, _, instead = f'{error}'.partition('; ')
         what = f'the schedule that it comes to cannot be: {what}'
-        raise ScheduleError(Problem(f'{options.file}', what, instead or '--set says another plan')) from None
+        raise refusal(f'{options.file}', what, instead or '--set says another plan') from None
     except ScheduleError as error:
         what = 'in the schedule that it comes to, '
         told = [
@@ -102,7 +102,7 @@ def _given(settings: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
     for setting in settings:
         name, sign, value = setting.partition('=')
         if not sign or not name.strip():
-            raise ScheduleError(Problem(f'--set {setting[:60]}', 'not a name and a value', 'write e.g. --set NNODES=8'))
+            raise refusal(f'--set {setting[:60]}', 'not a name and a value', 'write e.g. --set NNODES=8')
         if name.split('.')[0] in ('workload', 'plan', 'cluster'):
             over[name.strip()] = override(tree.parse('{}', setting), [setting]).get(tuple(name.strip().split('.')))
         else:
@@ -166,8 +166,7 @@ def _useless_flags(options: argparse.Namespace) -> Iterator[Problem]:
 def _joined(options: argparse.Namespace, traces: Sequence[RankTrace]) -> _Beside:
     case, torch = load_case(options.schedule), all(trace.format == kineto.KINETO for trace in traces)
     if options.save and not torch:
-        what = 'a table of kernels does not say which layer each is of'
-        raise ScheduleError(Problem('--save', what, 'leave it out'))
+        raise refusal('--save', 'a table of kernels does not say which layer each is of', 'leave it out')
     found = joined(case.program, traces)
     beside = _written(options, case, found, traces[0].device or ('a host' if torch else 'Ascend'))
     if not options.save:
@@ -181,7 +180,7 @@ def _written(options: argparse.Namespace, case: Case, found: Join, device: str) 
     """What was joined beside the prediction, and the profile of it where one is asked for."""
     if not found.lines:
         what, instead = f'holds no op of {options.schedule}', 'record with record_shapes=True; check the batch'
-        raise ScheduleError(Problem(str(options.file), what, instead))
+        raise refusal(options.file, what, instead)
     step, priced = predict.step_of(case.program, case.cluster), _priced(case)
     if not options.output:
         return _Beside(found, step, priced)
@@ -345,7 +344,7 @@ def _sizes(model: str, sequence: int) -> tuple[Mapping[str, Any], str]:
         return MODELS[model.lower()], ''
     if not model.endswith('.json'):
         known = f'one of {", ".join(MODELS)}, or a config.json'
-        raise ScheduleError(Problem('--model', f'no known model ({model[:40]!r})', known))
+        raise refusal('--model', f'no known model ({model[:40]!r})', known)
     probe = {'simpar': 1, 'cluster': 'h100-sxm-8', 'workload': {'model': model, 'sequence': sequence, 'batch': 65536}}
     network = schedule.load_schedule({**probe, 'plan': {'data': 8}}).workload.model
     assert isinstance(network, workload.Transformer)

@@ -42,7 +42,7 @@ from simpar.comparison import (
     side_of,
     verdict,
 )
-from simpar.errors import Problem, ScheduleError, dotted
+from simpar.errors import dotted, refusal
 from simpar.files import remove_at_the_end, write_atomically
 from simpar.hardware.net import Net
 from simpar.keys import without_effect_json, without_effect_line
@@ -110,14 +110,14 @@ def _refuse_swapped(options: argparse.Namespace, prediction: SavedTrace, measure
     instead = 'give the trace of `simpar run --save` first'
     if measurement.origin == 'simulated':
         instead = f'swap the two: simpar compare {options.measurement} {options.prediction}'
-    raise ScheduleError(Problem(str(options.prediction), what, instead))
+    raise refusal(options.prediction, what, instead)
 
 
 def _draw(path: Path, predicted: SavedTrace, measured: SavedTrace, comparison: Comparison, gain: Gain | None) -> None:
     """The picture; it needs the program, which the prediction brings."""
     if predicted.basis is None:
         what = 'the prediction does not hold its program, without which nothing can be drawn'
-        raise ScheduleError(Problem('--plot', what, 'write it again with `simpar run --save`'))
+        raise refusal('--plot', what, 'write it again with `simpar run --save`')
     program = predicted.basis.program
     draw_difference(path, to_trace(predicted, program), to_trace(measured, program), comparison, gain)
 
@@ -217,9 +217,7 @@ def _emulates(case: Case | None) -> None:
     if stack and (waits or (stack.host and stack.host.step.value)):
         where = f' ({", ".join(waits)})' if waits else ''
         what = f'stack: the host of {stack.name} waits for the device{where}, which the executor does not emulate'
-        raise ScheduleError(
-            Problem('cluster', what, 'leave the stack out, or name one that waits for nothing, as eager')
-        )
+        raise refusal('cluster', what, 'leave the stack out, or name one that waits for nothing, as eager')
 
 
 def _answer(

@@ -9,7 +9,7 @@ from pathlib import Path
 from simpar import chakra, profiles, recording, shipped, size, units
 from simpar.calibrate import Calibration, calibrate, figures, load_record, require_profile_path, write_profile
 from simpar.commands.common import Progress, need_torch, print_answer, waiting
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import refusal
 from simpar.recording import replay as recording_text
 from simpar.validate import memory, run
 from simpar.validate.rows import other_files, read_rows
@@ -23,7 +23,7 @@ def calibrate_command(options: argparse.Namespace) -> int:
     # Before minutes of measuring.
     require_profile_path(options.output)
     if options.ranks < 2:
-        raise ScheduleError(Problem('--ranks', 'a profile needs collectives', 'write 2 or more'))
+        raise refusal('--ranks', 'a profile needs collectives', 'write 2 or more')
     need_torch()
     options.output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -141,10 +141,10 @@ def replay_command(options: argparse.Namespace) -> int:
     if chakra.is_chakra(options.file):
         return _chakra(options)
     if options.cluster:
-        raise ScheduleError(Problem('--cluster', 'recorded ops have durations', 'leave it out'))
+        raise refusal('--cluster', 'recorded ops have durations', 'leave it out')
     if options.file.is_dir():
         what = 'a folder without Chakra traces, NAME.RANK.et'
-        raise ScheduleError(Problem(str(options.file), what, 'name a file of recorded ops, or another folder'))
+        raise refusal(options.file, what, 'name a file of recorded ops, or another folder')
     job = recording.read_job(options.file)
     scale = recording.chosen_ops(job, options.scale)
     with Progress() as progress:
@@ -158,12 +158,12 @@ def _chakra(options: argparse.Namespace) -> int:
     from simpar.chakra import render, replayed, to_dict
 
     if options.scale:
-        raise ScheduleError(Problem('--scale', 'it knows no ops of Chakra traces', 'leave it out'))
+        raise refusal('--scale', 'it knows no ops of Chakra traces', 'leave it out')
     profile = profiles.profile_of_flag(options.cluster, '--cluster') if options.cluster else None
     with waiting('replaying Chakra traces'):
         found = replayed(options.file, profile)
     if found.silent:
         what = f'{found.silent:,} messages and collectives have no duration'
-        raise ScheduleError(Problem(str(options.file), what, 'name the devices that price them, --cluster PROFILE'))
+        raise refusal(options.file, what, 'name the devices that price them, --cluster PROFILE')
     print_answer(options, lambda: to_dict(found), lambda: render(found))
     return 0

@@ -123,7 +123,7 @@ def _budget(texts: Sequence[str]) -> Budget | None:
     try:
         return parse_budget(texts) if texts else None
     except ValueError as error:
-        raise errors.ScheduleError(errors.Problem('--train', str(error))) from None
+        raise errors.refusal('--train', str(error)) from None
 
 
 def _write_traces(options: argparse.Namespace, prediction: predict.Prediction, case: Case) -> list[str]:
@@ -133,8 +133,7 @@ def _write_traces(options: argparse.Namespace, prediction: predict.Prediction, c
     trace = prediction.trace.last(options.trace_steps) if options.trace_steps else prediction.trace
     world = trace.program.world
     if wrong := [rank for rank in options.trace_ranks if rank >= world]:
-        what = f'there is no rank {wrong[0]}'
-        raise errors.ScheduleError(errors.Problem('--trace-ranks', what, f'write ranks from 0 to {world - 1}'))
+        raise errors.refusal('--trace-ranks', f'there is no rank {wrong[0]}', f'write ranks from 0 to {world - 1}')
     ranks = list(options.trace_ranks) or chosen_ranks(trace, 8)
     steps, merged = in_the_merged_file(trace, ranks)
     if (steps, merged) != (trace.steps, ranks):

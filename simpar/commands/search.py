@@ -11,7 +11,7 @@ from typing import Final
 
 from simpar import files, throughput, units
 from simpar.commands import common, exporting
-from simpar.errors import Infeasible, Problem, RunFailed, ScheduleError, refuse
+from simpar.errors import Infeasible, Problem, RunFailed, refusal, refuse
 from simpar.exporting.export import export
 from simpar.page import answer_page
 from simpar.planner import Answer, Planning, load_planning, plan, render
@@ -72,7 +72,7 @@ def _rows_kept(options: argparse.Namespace, progress: common.Progress) -> str:
 def _check_outputs(options: argparse.Namespace) -> None:
     """Before the work: a journal of its own, pictures of a kind that can be drawn, folders for everything."""
     if options.journal and options.journal in (options.csv, options.plot):
-        raise ScheduleError(Problem('--journal', 'is the file of another output', 'write another name'))
+        raise refusal('--journal', 'is the file of another output', 'write another name')
     common.check_picture(options.plot)
     common.make_folders(options.plot, options.csv, options.journal)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from simpar.case import load_case
 from simpar.commands.common import make_folders, print_answer
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import refusal
 from simpar.files import write_atomically
 from simpar.recording.readers import joined, write_measured
 from simpar.traces import Culprit, Figures, RankTrace, Waits, culprit_of, figures, read_traces, step_figures, waits_of
@@ -58,7 +58,7 @@ def _write_page(path: Path, traces: Sequence[RankTrace]) -> None:
     from simpar.page import ranks_page
 
     if not any(trace.on_device for trace in traces):
-        raise ScheduleError(Problem('--html', 'no kernel of a device was recorded', 'leave it out'))
+        raise refusal('--html', 'no kernel of a device was recorded', 'leave it out')
     culprit = culprit_of(traces)
     make_folders(path)
     said = sentence_of(traces, culprit, waits_of(traces))
@@ -92,9 +92,7 @@ def _of_schedule(options: argparse.Namespace, traces: Sequence[RankTrace]) -> Wh
     found = joined(case.program, traces)
     if not found.lines or not found.step:
         what = f'holds no whole step with ops of {options.schedule}'
-        raise ScheduleError(
-            Problem(str(options.recording), what, 'record steps with record_shapes=True; check the batch')
-        )
+        raise refusal(options.recording, what, 'record steps with record_shapes=True; check the batch')
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'recorded.yaml'
         write_measured(path, case.schedule.cluster.profile, found, 'recorded ops', str(case.workload.precision))
@@ -110,7 +108,7 @@ def _names(pattern: str | None) -> re.Pattern[str] | None:
         return re.compile(pattern) if pattern else None
     except re.error as error:
         what = f'is no regular expression: {error} (got {pattern!r})'
-        raise ScheduleError(Problem('--communication', what, "write e.g. 'my_all_gather|my_dispatch'")) from None
+        raise refusal('--communication', what, "write e.g. 'my_all_gather|my_dispatch'") from None
 
 
 def sentence_of(traces: Sequence[RankTrace], culprit: Culprit | None, waits: Mapping[int, Waits]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from simpar.document.tree import Tree
-from simpar.errors import Key, Problem, ScheduleError, dotted, refuse
+from simpar.errors import Key, Problem, ScheduleError, dotted, refusal, refuse
 from simpar.files import read_csv, read_regular
 from simpar.units import EXAMPLES, UNITS, parse
 
@@ -285,7 +285,7 @@ def read_json(path: Path, kind: type[T], most: int, called: str, instead: str) -
         # Strict: a time that is a text is a broken file, not a number to be guessed.
         value: T = adapter(kind).validate_json(read_regular(path, most), strict=True)
     except OSError as error:
-        raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}', 'check the path')) from error
+        raise refusal(path, f'cannot be read: {error.strerror}', 'check the path') from error
     except ValidationError as error:
         # The input may be a whole table, which would fill the screen.
         raise ScheduleError([*_in_json(path, error.errors(include_url=False), called, instead)]) from error

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeGuard
 import yaml
 from yaml.reader import Reader
 
-from simpar.errors import Key, Problem, ScheduleError, dotted, refuse, shown_part
+from simpar.errors import Key, Problem, ScheduleError, dotted, refusal, refuse, shown_part
 from simpar.files import read_regular
 
 MAX_BYTES: Final = 2**20
@@ -452,14 +452,14 @@ def _written(tree: Tree, setting: str) -> Tree:
     key, sign, text = setting.partition('=')
     label = _label(setting)
     if not sign or not all(part.strip() for part in key.split('.')):
-        raise ScheduleError(Problem(label, 'not a key and a value', 'write e.g. --set plan.copies=4'))
+        raise refusal(label, 'not a key and a value', 'write e.g. --set plan.copies=4')
     try:
         value = parse(text, label)
     except Unreadable as unreadable:
-        raise ScheduleError(Problem(label, *unreadable.fault)) from None
+        raise refusal(label, *unreadable.fault) from None
     if value.problems:
         first = value.problems[0]
-        raise ScheduleError(Problem(label, f'{shown_part(key)}: {first.what}', first.instead))
+        raise refusal(label, f'{shown_part(key)}: {first.what}', first.instead)
     return put(tree, key, value.root, label)
 
 
@@ -485,7 +485,7 @@ def put(tree: Tree, key: str, value: Any, origin: str) -> Tree:
             node, path = _enter(node, path, below, tree.shorts)
         path = (*path, _place(node, parts[-1], path))
     except Unreadable as unreadable:
-        raise ScheduleError(Problem(origin, *unreadable.fault)) from None
+        raise refusal(origin, *unreadable.fault) from None
     node[path[-1]] = value
     # Whatever stood below the key is gone, and with it the lines that it came from.
     kept = {other: place for other, place in tree.origins.items() if other[: len(path)] != path}

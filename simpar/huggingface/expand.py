@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.document import Key, Tree, read
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, ScheduleError, refusal
 from simpar.huggingface.families import FAMILIES, IGNORED, NOT_YET, ONLY, SAME, Family, shown
 from simpar.huggingface.models import MODELS
 from simpar.huggingface.rules import RULES, Config, Entry, Refused
@@ -57,7 +57,7 @@ def expanded(tree: Tree, folder: Path) -> Expanded:
     workload = tree.get(('workload',))
     if isinstance(tree.root, dict) and 'model_type' in tree.root and workload is None:
         what = "a model's config, not a schedule"
-        raise ScheduleError(Problem(tree.where(()), what, 'write one of it: simpar init --model FILE --output YAML'))
+        raise refusal(tree.where(()), what, 'write one of it: simpar init --model FILE --output YAML')
     if not isinstance(workload, dict) or 'model' not in workload:
         return Expanded(tree)
     where = tree.where(MODEL_KEY)
@@ -98,9 +98,9 @@ def _path(workload: dict[str, Any], folder: Path) -> Path:
     both = [name for name in OTHERS if name in workload]
     if both:
         what = f'stands beside {both[0]}'
-        raise ScheduleError(Problem('', what, 'write one of them; what the config does not say goes beside model'))
+        raise refusal('', what, 'write one of them; what the config does not say goes beside model')
     if not isinstance(model, str) or not model or '\0' in model:
-        raise ScheduleError(Problem('', 'not a path', 'write the path of a config.json, e.g. llama3_8b.json'))
+        raise refusal('', 'not a path', 'write the path of a config.json, e.g. llama3_8b.json')
     return folder / model
 
 
@@ -114,15 +114,15 @@ def _config(path: Path) -> Tree:
         # ``read`` tells what is wrong with it.
         kind = stat.S_IFREG
     if path.suffix in _WEIGHTS:
-        raise ScheduleError(Problem(str(path), 'holds weights', 'name the config.json that lies beside it'))
+        raise refusal(path, 'holds weights', 'name the config.json that lies beside it')
     # A pipe or a device would be waited for, or never end.
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
-        raise ScheduleError(Problem(str(path), 'not a regular file', 'name a config.json'))
+        raise refusal(path, 'not a regular file', 'name a config.json')
     tree = read(path)
     if tree.problems:
         raise ScheduleError(list(tree.problems))
     if not isinstance(tree.root, dict):
-        raise ScheduleError(Problem(tree.where(()), 'not a mapping', 'name a config.json of Hugging Face'))
+        raise refusal(tree.where(()), 'not a mapping', 'name a config.json of Hugging Face')
     text = tree.root.get(TEXT)
     if isinstance(text, dict) and isinstance(text.get('model_type'), str):
         # The decoder of a model of texts and pictures, by itself.
@@ -158,11 +158,10 @@ def _family(config: Tree) -> tuple[Family, list[Problem]]:
         place = config.where(('model_type',))
         later = next((what for what, names in NOT_YET.items() if name in names.split()), '') if name else ''
         if name is None:
-            what = 'missing' if silent else 'not a name'
-            raise ScheduleError(Problem(place, f'model_type: {what}', f'write one of {known}'))
+            raise refusal(place, f'model_type: {"missing" if silent else "not a name"}', f'write one of {known}')
         what = f'model_type: not yet: {name} ({later})' if later else f'model_type: not known (got {name[:40]!r})'
         instead = f'one of {known}; or predict the module itself: --module PKG:FUNCTION (docs/my_model.md)'
-        raise ScheduleError(Problem(place, what, instead))
+        raise refusal(place, what, instead)
     return FAMILIES[name], list(_architecture(config))
 
 

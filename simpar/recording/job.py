@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.errors import Problem, ScheduleError, refuse
+from simpar.errors import Problem, refusal, refuse
 from simpar.files import read_csv, read_regular
 
 Takes = Literal['worker', 'data', 'world', 'ends', 'send', 'recv']
@@ -170,7 +170,7 @@ def read_job(path: Path) -> RecordedJob:
     try:
         table = _parquet(path) if path.suffix == '.parquet' else _csv(path)
     except OSError as error:
-        raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror or error}')) from None
+        raise refusal(path, f'cannot be read: {error.strerror or error}') from None
     rows = _rows(path, table)
     return _regular(path, rows)
 
@@ -182,12 +182,12 @@ def _csv(path: Path) -> _Table:
     try:
         lines = list(csv.reader(io.StringIO(data.decode())))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ScheduleError(Problem(str(path), f'is no CSV file: {error}')) from None
+        raise refusal(path, f'is no CSV file: {error}') from None
     header, *body = lines or [[]]
     uneven = next((at for at, line in enumerate(body, 2) if line and len(line) != len(header)), None)
     if uneven is not None:
         got = len(body[uneven - 2])
-        raise ScheduleError(Problem(f'{path}:{uneven}', f'{got} cells, and the first line names {len(header)} columns'))
+        raise refusal(f'{path}:{uneven}', f'{got} cells, and the first line names {len(header)} columns')
     return dict(zip(header, zip(*filter(None, body), strict=True), strict=False)) or dict.fromkeys(header, ())
 
 
@@ -197,25 +197,21 @@ def _unpacked(path: Path, data: bytes) -> bytes:
         with gzip.open(io.BytesIO(data)) as packed:
             found = packed.read(MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise ScheduleError(Problem(str(path), f'is no gzip file: {error}')) from None
+        raise refusal(path, f'is no gzip file: {error}') from None
     if len(found) > MOST_BYTES:
-        raise ScheduleError(Problem(str(path), f'holds more than {MOST_BYTES} bytes', 'write fewer steps'))
+        raise refusal(path, f'holds more than {MOST_BYTES} bytes', 'write fewer steps')
     return found
 
 
 def _parquet(path: Path) -> _Table:
     if find_spec('pyarrow') is None:
-        raise ScheduleError(
-            Problem(
-                str(path), 'Parquet is read by pyarrow, which is not installed', 'pip install pyarrow, or write CSV'
-            )
-        )
+        raise refusal(path, 'Parquet is read by pyarrow, which is not installed', 'pip install pyarrow, or write CSV')
     from pyarrow import ArrowException, BufferReader, parquet
 
     try:
         table = parquet.read_table(BufferReader(read_regular(path, MOST_BYTES)))
     except ArrowException as error:
-        raise ScheduleError(Problem(str(path), f'is no Parquet file: {error}')) from None
+        raise refusal(path, f'is no Parquet file: {error}') from None
     return {name: table.column(name).to_pylist() for name in table.column_names}
 
 
@@ -224,12 +220,12 @@ def _rows(path: Path, table: _Table) -> list[tuple[int, RecordedOp, float, float
     lacks = [name for name in COLUMNS if name not in table]
     if lacks:
         has = ', '.join(list(table)[:12]) or 'nothing'
-        raise ScheduleError(Problem(str(path), f'lacks the columns {", ".join(lacks)} (got {has})', _SAY_COLUMNS))
+        raise refusal(path, f'lacks the columns {", ".join(lacks)} (got {has})', _SAY_COLUMNS)
     columns = [table[name] for name in COLUMNS]
     if not len(columns[0]):
-        raise ScheduleError(Problem(str(path), 'holds no op', _SAY_COLUMNS))
+        raise refusal(path, 'holds no op', _SAY_COLUMNS)
     if len(columns[0]) > MOST_OPS:
-        raise ScheduleError(Problem(str(path), f'holds {len(columns[0])} ops', f'write at most {MOST_OPS}'))
+        raise refusal(path, f'holds {len(columns[0])} ops', f'write at most {MOST_OPS}')
     problems = list(_chunks(path, table.get('mc', ())))
     rows = []
     for line, cells in enumerate(zip(*columns, strict=True), 2):

@@ -14,7 +14,7 @@ from pydantic import Field, WithJsonSchema
 from simpar import headline, plans, profiles
 from simpar.document import Bytes, Key, Short, Source, Tree, is_path, one_screen, override, put, read
 from simpar.document.tree import Unreadable, parse
-from simpar.errors import Problem, ProfileError, ScheduleError, refuse
+from simpar.errors import Problem, ProfileError, refusal, refuse
 from simpar.hardware.profile import Mode
 from simpar.hardware.stack import MOST_QUEUES
 from simpar.keys import described
@@ -396,7 +396,7 @@ def swept_tree(path: Source, overrides: Sequence[str], sweeps: Sequence[str], sh
         tree = _written(tree, sweeps)
     if isinstance(tree.root, dict) and tree.root.get('sweep') is None:
         instead = f'add e.g. sweep: {{{_SHOWN}}}, or pass --sweep plan.copies=1,2,4'
-        raise ScheduleError(Problem(str(Path(path)) if is_path(path) else 'schedule', 'nothing to sweep over', instead))
+        raise refusal(str(Path(path)) if is_path(path) else 'schedule', 'nothing to sweep over', instead)
     return tree
 
 

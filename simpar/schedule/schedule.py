@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar import document, profiles
-from simpar.errors import Problem, ProfileError, ScheduleError, divisors
+from simpar.errors import Problem, ProfileError, ScheduleError, divisors, refusal
 from simpar.huggingface import Expanded, expanded, in_its_words
 from simpar.huggingface.expand import KEYS, MODEL_KEY, TRANSFORMER, with_model
 from simpar.schedule import contents
@@ -321,9 +321,7 @@ def _differing(
 
 def _put_other(tree: document.Tree, key: str, value: Any, where: str) -> document.Tree:
     if key.split('.', maxsplit=1)[0].strip() in _FIXED or key.strip() == '.'.join(map(str, MODEL_KEY)):
-        raise ScheduleError(
-            Problem(where, f'{key[:60]}: is the same in the baseline', 'change plan, workload or cluster')
-        )
+        raise refusal(where, f'{key[:60]}: is the same in the baseline', 'change plan, workload or cluster')
     return document.put(tree, key, value, where)
 
 
@@ -380,7 +378,7 @@ def with_changes(schedule: Schedule, changes: Mapping[str, Any]) -> Schedule:
     except ScheduleError as wrong:
         raise ScheduleError([_as_what_if(problem) for problem in wrong.problems]) from None
     if not keys:
-        raise ScheduleError(Problem('what_if', 'no key was given', 'give one with its value, e.g. copies=4'))
+        raise refusal('what_if', 'no key was given', 'give one with its value, e.g. copies=4')
     # A link that no factor is written for is as the profile has it.
     absent = {key: 1 for key in keys if key.startswith('cluster.links.')}
     before = {key: absent.get(key) if (value := schedule.value(key)) is None else value for key in keys}
@@ -408,7 +406,7 @@ def _dotted(schedule: Schedule, name: str) -> str:
         return found[0]
     near = difflib.get_close_matches(name, [key.rpartition('.')[2] for key in _keys(written(schedule))], 1)
     remedy = f'did you mean {near[0]}?' if near else 'write a key of plan, cluster or workload'
-    raise ScheduleError(Problem('what_if', f'{name}: unknown key', remedy))
+    raise refusal('what_if', f'{name}: unknown key', remedy)
 
 
 def _keys(tree: Mapping[str, Any]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import refusal
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ def traced(module: torch.nn.Module, inputs: Sequence[Any], named: Mapping[str, A
             instead = (
                 'compute all, and choose with where or a product; mixtures of experts: write a transformer with experts'
             )
-        raise ScheduleError(Problem(_place(error) or type(module).__name__, what, instead)) from None
+        raise refusal(_place(error) or type(module).__name__, what, instead) from None
     return Traced(program, tuple(program.graph.nodes))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from simpar.errors import Problem, RunFailed, ScheduleError
+from simpar.errors import RunFailed, ScheduleError, refusal
 from simpar.model.model import FromModule
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def from_module(
     builder = Builder(reader, module, chosen, own)
     builder.build(chosen)
     if idle := own.keys() - {node.base for node in builder.needed}:
-        raise ScheduleError(Problem('--op', f'the module does not call {", ".join(sorted(idle))}', 'leave it out'))
+        raise refusal('--op', f'the module does not call {", ".join(sorted(idle))}', 'leave it out')
     notes = _notes(one)
     used = {read for node in builder.made for read in node['reads']}
     sources = [
@@ -159,7 +159,7 @@ def _part(value: Any, name: str) -> Any:
 
 
 def _wrong(module: Any, what: str, instead: str) -> ScheduleError:
-    return ScheduleError(Problem(type(module).__name__, what, instead))
+    return refusal(type(module).__name__, what, instead)
 
 
 # --module package:function: the function that makes a module and example inputs, called in this process
@@ -231,4 +231,4 @@ def function_of(reference: str) -> Any:
 
 
 def _wrong_flag(what: str, instead: str) -> ScheduleError:
-    return ScheduleError(Problem('--module', what, instead))
+    return refusal('--module', what, instead)

@@ -324,8 +324,7 @@ def own_rows(words: Sequence[str]) -> dict[str, AtenRow]:
             instead = (
                 f'write LIBRARY::NAME=KIND or KIND:FLOPS, e.g. lab::gate=pointwise:8; kinds are {", ".join(KINDS)}'
             )
-            what = f'no operator of your own with its kind (got {word[:60]!r})'
-            raise errors.ScheduleError(errors.Problem('--op', what, instead))
+            raise errors.refusal('--op', f'no operator of your own with its kind (got {word[:60]!r})', instead)
         row = KINDS[match[2]]
         made[match[1]] = row._replace(flops=int(match[3] or row.flops))
     return made

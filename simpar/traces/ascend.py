@@ -17,7 +17,7 @@ from typing import IO, Any, Final, cast
 
 import msgspec
 
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import ScheduleError, refusal
 from simpar.files import read_regular
 from simpar.traces.stream import Plain, Stream, opened
 from simpar.traces.table import COMMUNICATION, COMPUTE, NO_STEP, Listed, RankTrace
@@ -107,7 +107,7 @@ def text_of(path: Path) -> str:
                 data = packed.read(MOST_BYTES + 1)
         return data.decode('utf-8-sig')
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise ScheduleError(Problem(str(path), f'cannot be read: {error}', 'export it again')) from None
+        raise refusal(path, f'cannot be read: {error}', 'export it again') from None
 
 
 @contextmanager
@@ -118,12 +118,12 @@ def rows_of(path: Path) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
             lines = filter(None, csv.reader(text))
             head, first = next(lines, []), next(lines, None)
             if first is None:
-                raise ScheduleError(Problem(str(path), 'has no row', 'record at least one step'))
+                raise refusal(path, 'has no row', 'record at least one step')
             yield [cell.strip() for cell in head], chain([first], lines)
     except csv.Error as error:
-        raise ScheduleError(Problem(str(path), f'is no table: {error}', 'export it again')) from None
+        raise refusal(path, f'is no table: {error}', 'export it again') from None
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise ScheduleError(Problem(str(path), f'cannot be read: {error}', 'export it again')) from None
+        raise refusal(path, f'cannot be read: {error}', 'export it again') from None
 
 
 def read_kernel_details(path: Path) -> list[RankTrace]:
@@ -157,7 +157,7 @@ def read_kernel_details(path: Path) -> list[RankTrace]:
                 begin = nanoseconds(line[begin_at], unit['begin'])
                 rows.add(begin, begin + duration(line[lasts_at], unit['lasts']), code)
             except ValueError as error:
-                raise ScheduleError(Problem(f'{path}:{number}', f'{error}; write it as the export has it')) from None
+                raise refusal(f'{path}:{number}', f'{error}; write it as the export has it') from None
     tables = [(rank, rows.kernels()) for rank, rows in _ranks(path, devices, strange)]
     stepless = sum(int((table.step == NO_STEP).sum()) for _, table in tables)
     left = (f'{stepless} tasks of no step are left out',) if steps and stepless else ()
@@ -198,10 +198,10 @@ def _places(path: Path, head: Sequence[str]) -> tuple[dict[str, int], dict[str, 
     """Where each column stands, and the nanoseconds of its unit; those that are needed once."""
     place, unit = columns_of(head)
     if lacking := [COLUMNS[key][0] for key in NEEDED if key not in place]:
-        raise ScheduleError(Problem(str(path), f'has no column {", ".join(lacking)}', 'export it again with CANN'))
+        raise refusal(path, f'has no column {", ".join(lacking)}', 'export it again with CANN')
     if twice := [head[place[key]] for key in NEEDED if head.count(head[place[key]]) > 1]:
         what = f'has more than one column {", ".join(twice)}'
-        raise ScheduleError(Problem(str(path), what, 'leave the one out that is not of the export'))
+        raise refusal(path, what, 'leave the one out that is not of the export')
     return place, unit
 
 
@@ -209,7 +209,7 @@ def _ranks(path: Path, devices: Mapping[str, Listed], strange: Collection[str]) 
     """The rows of each device, by its number; of one device alone, rank 0."""
     if not devices:
         what = f'has no task that computes or communicates, but {", ".join(sorted(strange))}'
-        raise ScheduleError(Problem(str(path), what, 'record at least one step on the device'))
+        raise refusal(path, what, 'record at least one step on the device')
     named = [rows for device, rows in devices.items() if device]
     if len(named) < 2:
         # What says no device is of the only one.
@@ -218,8 +218,7 @@ def _ranks(path: Path, devices: Mapping[str, Listed], strange: Collection[str]) 
             only.extend(rows)
         return [(0, only)]
     if not all(device.isdecimal() for device in devices):
-        what = 'has several devices, and rows that name none'
-        raise ScheduleError(Problem(str(path), what, 'export it again'))
+        raise refusal(path, 'has several devices, and rows that name none', 'export it again')
     return sorted((int(device), rows) for device, rows in devices.items())
 
 
@@ -235,7 +234,7 @@ def read_step_times(path: Path) -> list[RankTrace]:
         lines = list(rows)
     lacking = [column for column in TOTALS.values() if column not in head]
     if lacking:
-        raise ScheduleError(Problem(str(path), f'has no column {", ".join(lacking)}', 'export it again with CANN'))
+        raise refusal(path, f'has no column {", ".join(lacking)}', 'export it again with CANN')
     device = head.index('Device_id') if 'Device_id' in head else None
     several = device is not None and len({line[device] for line in lines if len(line) > device}) > 1
     for number, line in enumerate(lines, 2):
@@ -246,7 +245,7 @@ def read_step_times(path: Path) -> list[RankTrace]:
             rank = int(cells.get('Index') or (cells['Device_id'] if several else 0))
             total = {key: float(cells[column]) * 1000 for key, column in TOTALS.items()}
         except (KeyError, ValueError):
-            raise ScheduleError(Problem(f'{path}:{number}', 'has no numbers where times should be')) from None
+            raise refusal(f'{path}:{number}', 'has no numbers where times should be') from None
         ranks.setdefault(rank, []).append((cells.get('Step', '').strip(), {**total, 'copies': 0.0}))
     return [
         RankTrace(
@@ -307,7 +306,7 @@ def read_trace_view(path: Path) -> RankTrace:
     hardware = [pid for pid, name in process.items() if name == _HARDWARE]
     if len(hardware) > 1:
         what = f'shows {len(hardware)} devices in one file'
-        raise ScheduleError(Problem(str(path), what, 'give op_summary_*.csv, or export each device by itself'))
+        raise refusal(path, what, 'give op_summary_*.csv, or export each device by itself')
     marked = sorted(
         (_lasting(path, event)[0], found[1]) for event in lasting if (found := _STEP.fullmatch(str(event.name)))
     )
@@ -315,7 +314,7 @@ def read_trace_view(path: Path) -> RankTrace:
     for task in _tasks(path, lasting, process, lanes, [begin for begin, _ in marked]):
         rows.add(*task[:2], rows.code(*task[2:]))
     if not rows.begin:
-        raise ScheduleError(Problem(str(path), 'has no task of a device', 'record at least one step on the device'))
+        raise refusal(path, 'has no task of a device', 'record at least one step on the device')
     return RankTrace(
         source=str(path),
         format='trace_view.json',
@@ -330,7 +329,7 @@ def _lasting(path: Path, event: _Task) -> tuple[int, int]:
         begin = nanoseconds(str(event.ts))
         return begin, begin + duration(f'{float(event.dur):.3f}')
     except (TypeError, ValueError):
-        raise ScheduleError(Problem(str(path), f'{event.name!r} has no times ts and dur')) from None
+        raise refusal(path, f'{event.name!r} has no times ts and dur') from None
 
 
 def _tasks(

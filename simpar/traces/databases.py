@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import refusal
 from simpar.traces import ascend, kineto
 from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NO_STEP, Ints, Listed, RankTrace, table_of
 
@@ -52,7 +52,7 @@ def read_database(path: Path) -> list[RankTrace]:
     tables = tables_of(path)
     lacking = [name for name in NEEDED if name not in tables]
     if lacking:
-        raise ScheduleError(Problem(str(path), f'has no table {", ".join(lacking)}', 'export it again with CANN'))
+        raise refusal(path, f'has no table {", ".join(lacking)}', 'export it again with CANN')
     with closing(_open(path)) as data:
         steps = (
             _asked(path, data, 'select id, startNs from STEP_TIME order by startNs') if 'STEP_TIME' in tables else []
@@ -67,10 +67,10 @@ def read_database(path: Path) -> list[RankTrace]:
             rows.add(*row[:2], rows.code(*row[2:]))
     devices = sorted(device for device in by_device if device >= 0)
     if not by_device:
-        raise ScheduleError(Problem(str(path), 'has no task of a device', 'record at least one step on the device'))
+        raise refusal(path, 'has no task of a device', 'record at least one step on the device')
     if len(devices) > 1 and NO_DEVICE in by_device:
         what = f'has collectives of devices {", ".join(map(str, devices))} together'
-        raise ScheduleError(Problem(str(path), what, 'give op_summary_*.csv, or export each device by itself'))
+        raise refusal(path, what, 'give op_summary_*.csv, or export each device by itself')
     return [
         RankTrace(
             source=str(path),
@@ -113,7 +113,7 @@ def _open(path: Path) -> sqlite3.Connection:
     try:
         return sqlite3.connect(f'{path.resolve().as_uri()}?mode=ro&immutable=1', uri=True)
     except sqlite3.Error as error:
-        raise ScheduleError(Problem(str(path), f'cannot be read: {error}')) from None
+        raise refusal(path, f'cannot be read: {error}') from None
 
 
 def _asked(path: Path, data: sqlite3.Connection, question: str) -> list[tuple[Any, ...]]:
@@ -124,7 +124,7 @@ def _each(path: Path, data: sqlite3.Connection, question: str) -> Iterator[tuple
     try:
         yield from data.execute(question)
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise ScheduleError(Problem(str(path), f'cannot be read: {error}', 'export it again')) from None
+        raise refusal(path, f'cannot be read: {error}', 'export it again') from None
 
 
 # Nsight Systems (nsys export --type sqlite): docs.nvidia.com/nsight-systems, SQLite Export Schema Reference.
@@ -196,7 +196,7 @@ def read_nsys(path: Path, extra: re.Pattern[str] | None = None) -> list[RankTrac
     # A process may set memory of a device on which it runs no kernel.
     places = sorted(place for place, mine in found.items() if set(mine.texts['name']) - _COPIES)
     if not places:
-        raise ScheduleError(Problem(str(path), 'has no kernel of a device', 'record with nsys profile --trace=cuda'))
+        raise refusal(path, 'has no kernel of a device', 'record with nsys profile --trace=cuda')
     return [_of_place(path, places, place, found[place], calls, ranges, gpus, extra) for place in places]
 
 

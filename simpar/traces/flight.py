@@ -55,11 +55,11 @@ def read_dump(path: Path) -> RankTrace:
         world = max((len(json.loads(one['ranks'])) for one in found['pg_config'].values()), default=0)
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         what = f'is no whole dump of a flight recorder: {error.__class__.__name__} {error}'
-        raise errors.ScheduleError(errors.Problem(str(path), what, 'give the file as torch wrote it')) from None
+        raise errors.refusal(path, what, 'give the file as torch wrote it') from None
     rank = _RANK.search(path.name.partition('.')[0])
     if rank is None:
         what = 'a dump does not say its rank, and its name does not end with one'
-        raise errors.ScheduleError(errors.Problem(str(path), what, 'name it as torch does, e.g. nccl_trace_rank_3'))
+        raise errors.refusal(path, what, 'name it as torch does, e.g. nccl_trace_rank_3')
     return RankTrace(
         source=str(path),
         format=FLIGHT,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, ScheduleError, refusal
 from simpar.traces import ascend, databases, flight, kineto
 from simpar.traces.table import RankTrace
 
@@ -63,17 +63,16 @@ def read_traces(path: Path, extra: re.Pattern[str] | None = None, *, host: bool 
     Raises ``ScheduleError`` for what cannot be read, and where two recordings are of one rank.
     """
     if not path.exists():
-        raise ScheduleError(Problem(str(path), 'is not there', 'check the path'))
+        raise refusal(path, 'is not there', 'check the path')
     each = _of_folder(path, extra) if path.is_dir() else _of_file(path, extra)
     # One after the other, so that of one rank alone all is held at once.
     found = [trace if host else replace(trace, host=None) for trace in each]
     if not found:
-        raise ScheduleError(Problem(str(path), 'holds no recording', f'give {READ}'))
+        raise refusal(path, 'holds no recording', f'give {READ}')
     ranks = [trace.rank for trace in found]
     twice = [trace.source for trace in found if ranks.count(trace.rank) > 1]
     if twice:
-        what = f'{", ".join(twice[:4])} are of one rank'
-        raise ScheduleError(Problem(str(path), what, 'keep one recording for each rank'))
+        raise refusal(path, f'{", ".join(twice[:4])} are of one rank', 'keep one recording for each rank')
     return sorted(found, key=lambda trace: trace.rank)
 
 
@@ -120,11 +119,11 @@ def _of_rank(folder: Path, extra: re.Pattern[str] | None) -> list[RankTrace]:
             files = sorted((folder / inner).glob(pattern))
             if any('_slice_' in file.name for file in files):
                 what = f'{files[0].name} and others are slices of one table'
-                raise ScheduleError(Problem(str(folder), what, 'join them into one CSV, or export the database'))
+                raise refusal(folder, what, 'join them into one CSV, or export the database')
             for file in files[-1:]:
                 return _of_file(file, extra)
     what = f'has none of {", ".join(_PREFERRED)} in {OUTPUT}'
-    raise ScheduleError(Problem(str(folder), what, "run the profiler's analyse() on it first"))
+    raise refusal(folder, what, "run the profiler's analyse() on it first")
 
 
 def _of_file(path: Path, extra: re.Pattern[str] | None) -> list[RankTrace]:
@@ -144,7 +143,7 @@ def _of_file(path: Path, extra: re.Pattern[str] | None) -> list[RankTrace]:
         if kind == 'nsys':
             return databases.read_nsys(path, extra)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ScheduleError(Problem(str(path), f'holds a row without times: {error}', 'export it again')) from None
+        raise refusal(path, f'holds a row without times: {error}', 'export it again') from None
     if kind == 'dump':
         return [flight.read_dump(path)]
     raise ScheduleError(_refusal(path, head) or Problem(str(path), 'is no recording that is read', f'give {READ}'))

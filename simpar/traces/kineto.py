@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, ScheduleError, refusal
 from simpar.traces.stream import Plain, Stream
 from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, HOST, NO_STEP, Ints, Kernels, RankTrace, table_of
 
@@ -128,9 +128,9 @@ def _read(path: Path, extra: re.Pattern[str] | None, kind: type[_Event]) -> Rank
     root, table = stream.root, made.table()
     told, devices = root.get('distributedInfo') or {}, root.get('deviceProperties') or [{}]
     if not isinstance(told, dict):
-        raise ScheduleError(Problem(str(path), 'has no object distributedInfo', 'write a trace by torch.profiler'))
+        raise refusal(path, 'has no object distributedInfo', 'write a trace by torch.profiler')
     if not len(table):
-        raise ScheduleError(Problem(str(path), 'has no event that lasts', 'record at least one step by torch.profiler'))
+        raise refusal(path, 'has no event that lasts', 'record at least one step by torch.profiler')
     name = devices[0].get('name', '') if isinstance(devices, list) and isinstance(devices[0], dict) else ''
     host, kernels = table.of(table.kind == HOST), table.of(table.kind != HOST)
     steps = _steps(host)
@@ -222,7 +222,7 @@ class _Columns:
         rows = [event for event in batch if event.ph == 'X' and event.cat not in _NOBODY]
         if any(event.ph == 'B' and str(event.cat).lower() in DEVICE for event in batch):
             what = 'has kernels as begins and ends apart'
-            raise ScheduleError(Problem(str(self.path), what, 'write it by torch.profiler, an event for each kernel'))
+            raise refusal(self.path, what, 'write it by torch.profiler, an event for each kernel')
         args = [event.args if isinstance(event.args, _Arguments) else _BARE for event in rows]
         begin, lasts = self._times(rows, batch)
         kind = np.fromiter((self._kind(event.cat, event.name) for event in rows), np.int64, len(rows))

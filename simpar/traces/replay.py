@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import refusal
 from simpar.traces.summary import whole
 from simpar.traces.table import COMMUNICATION, COMPUTE, NANOSECOND, Kernels, RankTrace
 
@@ -89,7 +89,7 @@ def change_of(text: str) -> Change:
         factor, pattern, ranks = -1.0, None, ()
     if 0 <= factor <= MOST and (ranks or (what in _NAMED and value) or words == 'host'):
         return Change(what=what, factor=factor, pattern=pattern, ranks=ranks)
-    raise ScheduleError(Problem(f'--what-if {text[:60]}', 'is no change that is known', SAY))
+    raise refusal(f'--what-if {text[:60]}', 'is no change that is known', SAY)
 
 
 def what_if(traces: Sequence[RankTrace], changes: Sequence[Change]) -> WhatIf:
@@ -102,17 +102,17 @@ def what_if(traces: Sequence[RankTrace], changes: Sequence[Change]) -> WhatIf:
     """
     tables = {trace.rank: kernels for trace in traces if (kernels := whole(trace)) is not None and len(kernels)}
     if not tables:
-        raise ScheduleError(Problem('--what-if', 'no kernel of a whole step was recorded', 'give other recordings'))
+        raise refusal('--what-if', 'no kernel of a whole step was recorded', 'give other recordings')
     steps = max(1, len({int(step) for kernels in tables.values() for step in kernels.step.tolist()}))
     nodes = _nodes(tables)
     chosen = [_chosen(nodes, change) for change in changes]
     for change, mine in zip(changes, chosen, strict=True):
         if not mine:
-            raise ScheduleError(Problem(f'--what-if {change.what}', 'chooses nothing of this recording', SAY))
+            raise refusal(f'--what-if {change.what}', 'chooses nothing of this recording', SAY)
     recorded = float(np.median([kernels.end.max() - kernels.begin.min() for kernels in tables.values()])) * NANOSECOND
     replayed, changed = _replay(nodes, ()), _replay(nodes, list(zip(changes, chosen, strict=True)))
     if not (recorded and replayed):
-        raise ScheduleError(Problem('--what-if', 'the kernels of whole steps take no time', 'give other recordings'))
+        raise refusal('--what-if', 'the kernels of whole steps take no time', 'give other recordings')
     return WhatIf(
         recorded=recorded / steps, replayed=replayed / steps, changed=changed / steps, chosen=sum(map(len, chosen))
     )
@@ -141,7 +141,7 @@ def _replay(nodes: Sequence[_Node], changes: Sequence[tuple[Change, set[int]]]) 
         )
     except CycleError:
         what = 'ranks met in different orders, so the recordings cannot be replayed'
-        raise ScheduleError(Problem('--what-if', what, 'give ranks of one job')) from None
+        raise refusal('--what-if', what, 'give ranks of one job') from None
     for at in order:
         node, mine = nodes[at], [change for change, chosen in changes if at in chosen]
         gaps = prod(change.factor for change in mine if change.what == 'host')

@@ -11,7 +11,7 @@ from typing import IO, Any, Final, Generic, TypeVar
 
 import msgspec
 
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import ScheduleError, refusal
 
 MOST_BYTES: Final = 2**34
 """Of a recording, unpacked."""
@@ -122,16 +122,16 @@ class Stream(Generic[T]):
         raise self._problem('is no JSON: its list of events does not end', _RECORD)
 
     def _problem(self, what: str, instead: str) -> ScheduleError:
-        return ScheduleError(Problem(str(self.path), what, instead))
+        return refusal(self.path, what, instead)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
     """A regular file for reading, unpacked where its name ends in ``.gz``."""
     if not path.is_file():
-        raise ScheduleError(Problem(str(path), 'is no regular file', 'give a file'))
+        raise refusal(path, 'is no regular file', 'give a file')
     try:
         with gzip.open(path) if path.name.endswith('.gz') else path.open('rb') as file:
             yield file
     except OSError as error:
-        raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror or error}')) from None
+        raise refusal(path, f'cannot be read: {error.strerror or error}') from None

@@ -16,7 +16,7 @@ import numpy as np
 
 from simpar import document, hardware, interval, profiles, units
 from simpar.case import Case, load_case
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import refusal
 from simpar.numbers import Number, Step, numbers_of, steps_of
 from simpar.traces import is_trace, read_traces, summary
 
@@ -91,11 +91,8 @@ class Anchored:
     device: str = ''
 
     @property
-    def lines(self) -> tuple[str, ...]:
+    def lines(self) -> Iterator[str]:
         """All of it, in lines."""
-        return tuple(self._lines())
-
-    def _lines(self) -> Iterator[str]:
         if self.profile:
             yield (f'Anchored by the bench of {self.profile}: its {self.device}, and its innermost link.')
         for measured, before, after in self.steps:
@@ -116,7 +113,7 @@ def anchored(case: Case, path: Path) -> tuple[Case, Anchored]:
     """
     if case.cluster.stack is None:
         instead = 'name one in the schedule, as cluster.stack: eager, or leave --anchor out'
-        raise ScheduleError(Problem('--anchor', 'it tells numbers of a stack, and the cluster names none', instead))
+        raise refusal('--anchor', 'it tells numbers of a stack, and the cluster names none', instead)
     told = _read(path)
     bench = told.profile
     if bench:
@@ -140,7 +137,7 @@ def _read(path: Path) -> AnchorFile:
     found = document.build(tree, AnchorFile)
     if not (found.step or found.recording or found.runs or found.profile):
         what = 'it has no measured step'
-        raise ScheduleError(Problem(str(path), what, 'write e.g. step: 161 ms, and schedule: FILE of what ran'))
+        raise refusal(path, what, 'write e.g. step: 161 ms, and schedule: FILE of what ran')
     return found
 
 
@@ -152,11 +149,11 @@ def _seconds(path: Path, run: Run) -> float:
     if run.step:
         return run.step
     if not run.recording:
-        raise ScheduleError(Problem(f'{path}: runs', 'a run without a step', 'write step: 161 ms, or recording: PATH'))
+        raise refusal(f'{path}: runs', 'a run without a step', 'write step: 161 ms, or recording: PATH')
     [first, *_] = read_traces(Path(_beside(path, run.recording)))
     spans = [figures.span for _, figures in summary.step_figures(first)]
     if not spans:
-        raise ScheduleError(Problem(run.recording, 'it has no step', 'record whole steps, or write step: 161 ms'))
+        raise refusal(run.recording, 'it has no step', 'record whole steps, or write step: 161 ms')
     # The first recorded step is often a warm-up.
     return median(spans[1:] or spans)
 
@@ -168,7 +165,7 @@ def _of_run(case: Case, path: Path, run: Run, bench: str) -> Case:
     mine, other = case.cluster.profile.device.name, found.cluster.profile.device.name
     if mine != other:
         what = f'{run.schedule} ran on {other}, and the schedule is of {mine}'
-        raise ScheduleError(Problem(str(path), what, 'anchor by a run on the same device'))
+        raise refusal(path, what, 'anchor by a run on the same device')
     return _on_profile(found, case.cluster.profile) if bench else found
 
 
@@ -230,7 +227,7 @@ def _refuse_far(
             instead = (
                 'check that its schedule is what ran: model, batch, plan, type, devices; no number is that far off'
             )
-            raise ScheduleError(Problem('--anchor', what, instead))
+            raise refusal('--anchor', what, instead)
 
 
 def _factors(found: np.ndarray, numbers: Sequence[Number]) -> Mapping[str, float]:

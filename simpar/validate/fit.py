@@ -11,7 +11,7 @@ from typing import Final
 
 from simpar import document, hardware, interval, units
 from simpar.case import Case
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import refusal
 from simpar.predict import step_and_costs, step_of
 
 BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
@@ -72,7 +72,7 @@ def fitted_case(case: Case, own: OwnStep) -> tuple[Case, Fitted]:
     """
     if case.cluster.stack is None:
         instead = 'name one in the schedule, as cluster.stack: eager, or leave --fit out'
-        raise ScheduleError(Problem('--fit', 'it scales a number of a stack, and the cluster names none', instead))
+        raise refusal('--fit', 'it scales a number of a stack, and the cluster names none', instead)
     step, costs = step_and_costs(case.program, case.cluster)
     by_host = interval.bound_by(case.program, costs, step) == interval.HOST and case.cluster.stack.host is not None
     numbers, span, number, unit, before = _host(case.cluster) if by_host else _clock(case.cluster)

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Final
 
 from simpar import document, profiles
-from simpar.errors import Problem, ScheduleError, SimparError
+from simpar.errors import SimparError, refusal
 from simpar.lower import lower
 from simpar.memory import Framework, RankMemory, memory, sequential
 from simpar.program import Program
@@ -104,7 +104,7 @@ def known_facts(names: Iterable[str]) -> frozenset[str]:
     wrong = sorted(wanted - known)
     if wrong:
         what = f'no stack has such facts (got {", ".join(wrong)[:100]})'
-        raise ScheduleError(Problem('--without', what, f'some of {", ".join(sorted(known))}'))
+        raise refusal('--without', what, f'some of {", ".join(sorted(known))}')
     return wanted
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from simpar.errors import Problem, ScheduleError, refuse
+from simpar.errors import Problem, ScheduleError, refusal, refuse
 from simpar.files import read_csv, read_regular
 
 COLUMNS: Final = (
@@ -98,10 +98,10 @@ def read_rows(folder: Path, wanted: str = '') -> list[Row]:
     """
     files = sorted(folder.glob('*.csv')) if folder.is_dir() else []
     if not files:
-        raise ScheduleError(Problem(str(folder), 'no CSV files here', 'name the folder of the sets with --data'))
+        raise refusal(folder, 'no CSV files here', 'name the folder of the sets with --data')
     if wanted and wanted not in {path.stem for path in files}:
         names = ', '.join(path.stem for path in files)
-        raise ScheduleError(Problem('--set', f'no such set (got {wanted})', f'one of {names}'))
+        raise refusal('--set', f'no such set (got {wanted})', f'one of {names}')
     problems: list[Problem] = []
     others = dict(other_files(folder))
     # A folder may hold more than steps, e.g. pairs; a set that is asked for, or that is alone, is told to be no set.

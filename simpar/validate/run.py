@@ -67,24 +67,10 @@ class SetAnswer:
     cpu: float
 
     @property
-    def score(self) -> Score | None:
-        """Of the prediction."""
-        return score(self.pairs)
-
-    @property
-    def null(self) -> Score | None:
-        """Of the null model, on the same rows."""
-        return score(self.pairs, null=True)
-
-    @property
-    def of_fitted(self) -> Score | None:
-        """Of the prediction on the rows for fitting."""
-        return score(self.fitted)
-
-    @property
-    def choice(self) -> Choice:
-        """How well plans are chosen and ordered, over all rows that are scored."""
-        return choice(self.pairs)
+    def scores(self) -> dict[str, Score | None]:
+        """Of the prediction, of the null model on the same rows, and of the prediction on the rows for fitting."""
+        null = score(self.pairs, null=True)
+        return {'prediction': score(self.pairs), 'null model': null, 'for fitting': score(self.fitted)}
 
 
 def outcome(row: Row, limit: Limit = LIMIT) -> Outcome:

@@ -1,6 +1,6 @@
 """Settings: a published row as a schedule, or why there is none; and what is assumed where it is silent."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 from simpar.importing.megatron import MEGATRON, stages_of
@@ -46,26 +46,6 @@ def _profile(row: Row) -> str:
     return profile_of_hardware(row.text('hardware'), row.whole('gpu_mem_gb'))
 
 
-def _unknown_hardware(row: Row) -> str:
-    return '' if _profile(row) else f'no profile for {row.text("hardware") or "hardware that is not stated"}'
-
-
-def _untimed(row: Row) -> str:
-    return '' if row.seconds else 'no step time'
-
-
-def _unstated(row: Row) -> str:
-    return columns.not_stated(row, ('n_gpus', 'n_layers', 'hidden', 'heads', 'seq', 'micro_batch', 'global_batch'))
-
-
-def _partial(row: Row) -> str:
-    return 'marked partial: of use as a ratio only' if row.text('completeness') == 'partial' else ''
-
-
-def _not_scored(row: Row) -> str:
-    return 'marked: its time is not to be scored' if 'do not score time' in row.text('notes') else ''
-
-
 def _not_modelled(row: Row) -> str:
     """What simpar has no operators, axes or keys for."""
     if 'lora' in (row.text('model') + row.text('notes')).lower() or 'ptuning' in row.text('model').lower():
@@ -90,28 +70,26 @@ def _not_modelled(row: Row) -> str:
     return '' if row.text('optimizer') == 'adam' else f'{row.text("optimizer")} over layers, as Megatron has it'
 
 
-def _odd_batch(row: Row) -> str:
-    if wrong := columns.uneven(row):
-        return wrong
-    data, samples = max(1, row.whole('dp', 1)), row.whole('micro_batch', 1)
-    if row.whole('global_batch') % (data * samples):
-        return 'the batch is no multiple of data × micro-batch'
-    return ''
-
-
-def _odd_nodes(row: Row) -> str:
-    most = load_profile(_profile(row)).devices
-    stated = row.whole('gpus_per_node')
-    return f'{stated} devices a node, where the profile has {most}' if stated > most else ''
-
-
-_OF_A_PLAN: Final = (_partial, _unstated, _not_modelled, _odd_batch)
-_REASONS: Final = (_untimed, _unstated, _not_scored, *_OF_A_PLAN, _unknown_hardware, _odd_nodes)
-
-
-def reason(row: Row, rules: Sequence[Callable[[Row], str]] = _REASONS) -> str:
-    """Why a row is not predicted, by the first of some rules that says so; empty where it is."""
-    return next((found for rule in rules if (found := rule(row))), '')
+def reasons(row: Row, *, step: bool = True) -> Iterator[str]:
+    """Why a row is not predicted; the first counts. Arguments: ``step``, whether its time and its devices matter."""
+    missing = columns.not_stated(row, ('n_gpus', 'n_layers', 'hidden', 'heads', 'seq', 'micro_batch', 'global_batch'))
+    if step and not row.seconds:
+        yield 'no step time'
+    if step and missing:
+        yield missing
+    if step and 'do not score time' in row.text('notes'):
+        yield 'marked: its time is not to be scored'
+    if row.text('completeness') == 'partial':
+        yield 'marked partial: of use as a ratio only'
+    yield missing
+    yield _not_modelled(row)
+    yield columns.uneven(row)
+    if row.whole('global_batch') % (max(1, row.whole('dp', 1)) * row.whole('micro_batch', 1)):
+        yield 'the batch is no multiple of data × micro-batch'
+    if step and not _profile(row):
+        yield f'no profile for {row.text("hardware") or "hardware that is not stated"}'
+    if step and (stated := row.whole('gpus_per_node')) > (most := load_profile(_profile(row)).devices):
+        yield f'{stated} devices a node, where the profile has {most}'
 
 
 def _node(row: Row) -> int:
@@ -293,13 +271,13 @@ def options(row: Row) -> frozenset[str]:
 
 def schedule_tree(row: Row) -> dict[str, Any]:
     """The tree of a schedule file for a row; raises ``Skipped`` where it says too little, or what is not modelled."""
-    if why := reason(row):
+    if why := next(filter(None, reasons(row)), ''):
         raise Skipped(why)
     return plan_tree(row, cluster_of(row))
 
 
 def plan_tree(row: Row, cluster: object) -> dict[str, Any]:
     """The same on any cluster, whatever is known of the row's step; raises ``Skipped``."""
-    if why := reason(row, _OF_A_PLAN):
+    if why := next(filter(None, reasons(row, step=False)), ''):
         raise Skipped(why)
     return columns.filled({'simpar': 1, 'cluster': cluster, 'workload': workload_of(row), 'plan': plan_of(row)}, row)

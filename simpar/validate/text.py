@@ -10,7 +10,7 @@ from simpar.interval import spreads
 from simpar.plot.frame import new_figure
 from simpar.units import format_size, format_time
 from simpar.validate.memory import LOW, NEAR, MemoryPair, memory_score
-from simpar.validate.run import Pair, Score, SetAnswer, covered
+from simpar.validate.run import Pair, Score, SetAnswer, choice, covered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,13 +31,16 @@ def _set(answer: SetAnswer) -> Iterator[str]:
         yield f'  skipped {count}: {reason}'
     for what, count in answer.assumed.items():
         yield f'  assumed {count}: {what}'
-    for name, score in (('prediction', answer.score), ('null model', answer.null)):
+    for name, score in answer.scores.items():
         if score:
             yield f'  {name:<12}{_line(score)}'
-    if answer.of_fitted:
-        yield f'  {"for fitting":<12}{_line(answer.of_fitted)}'
-    yield from _choice(answer)
-    yield from _covered(answer)
+    found = choice(answer.pairs)
+    if found.groups:
+        order = f'; {found.ordered} of {found.apart} pairs in order' if found.apart else ''
+        yield f'  plans       {found.groups} groups: the chosen one is {found.regret:.1%} slower than the best{order}'
+    known, within, width = covered(answer.pairs, spreads())
+    if known:
+        yield f'  intervals   {within} of {known} within, half-width {width:.1%} in the median'
     for pair in worst(answer.pairs):
         yield f'  worst  {_row(pair)}'
     yield ''
@@ -45,26 +48,9 @@ def _set(answer: SetAnswer) -> Iterator[str]:
 
 def _line(score: Score) -> str:
     return (
-        f'mean |error| {_percent(score.mape)} ({score.low:.1%} to {score.high:.1%}), median {score.median:.1%}, '
+        f'mean |error| {score.mape:.1%} ({score.low:.1%} to {score.high:.1%}), median {score.median:.1%}, '
         f'90th percentile {score.p90:.1%}, bias {score.bias:+.1%}'
     )
-
-
-def _percent(share: float) -> str:
-    return f'{share:.1%}'
-
-
-def _choice(answer: SetAnswer) -> Iterator[str]:
-    found = answer.choice
-    if found.groups:
-        order = f'; {found.ordered} of {found.apart} pairs in order' if found.apart else ''
-        yield f'  plans       {found.groups} groups: the chosen one is {found.regret:.1%} slower than the best{order}'
-
-
-def _covered(answer: SetAnswer) -> Iterator[str]:
-    known, within, width = covered(answer.pairs, spreads())
-    if known:
-        yield f'  intervals   {within} of {known} within, half-width {width:.1%} in the median'
 
 
 def worst(pairs: Sequence[Pair]) -> list[Pair]:
@@ -90,10 +76,9 @@ def _set_dict(answer: SetAnswer) -> dict[str, Any]:
         'cpu': answer.cpu,
         'skipped': answer.skipped,
         'assumed': answer.assumed,
-        'score': asdict(answer.score) if answer.score else None,
-        'null': asdict(answer.null) if answer.null else None,
-        'fitted': asdict(answer.of_fitted) if answer.of_fitted else None,
-        'choice': asdict(answer.choice),
+        **{key: asdict(one) if one else None
+           for key, one in zip(('score', 'null', 'fitted'), answer.scores.values(), strict=True)},
+        'choice': asdict(choice(answer.pairs)),
         'intervals': dict(zip(('rows', 'within', 'half_width'), covered(answer.pairs, spreads()), strict=True)),
         'rows': [
             {'id': pair.row.name, 'measured': pair.row.seconds, 'predicted': pair.seconds, 'null': pair.null,
@@ -182,7 +167,7 @@ def _panel(panel: Axes, answer: SetAnswer) -> None:
             [pair.row.seconds for pair in pairs], [pair.seconds for pair in pairs], s=9, color=colour, label=name
         )
     panel.set(xscale='log', yscale='log', xlim=ends, ylim=ends)
-    score = answer.score
+    score = answer.scores['prediction']
     told = f': mean error {score.mape:.0%} of {score.rows}' if score else ''
     panel.set_title(f'{answer.name}{told}', fontsize=9)
     panel.set_xlabel('measured step', fontsize=8)
