@@ -494,6 +494,7 @@ def dry_run_job(options: argparse.Namespace) -> int:
     from executor.virtual.dry_run import check_time, dry_run
 
     case = load_case(options.job, options.set, limit=size.parse_limit(options.limit), module=draws.module_of(options))
+    validate.check_device(case.program)
     check_time(case.program, size.parse_limit([DRY_RUN, *options.limit]))
     try:
         found = dry_run(case.program, options.device, dtype=options.dtype)
@@ -502,7 +503,7 @@ def dry_run_job(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({'program': case.program.hash, **found.to_dict()}))
     else:
-        print(*found.lines(), sep='\n')
+        print(*found.lines(), *_in_8_bits(case.program, emulated=False), sep='\n')
     if found.wrong:
         raise RunFailed('\n'.join(f'dry run on {options.device}: {what}' for what in found.wrong))
     return 0

@@ -8,6 +8,7 @@ from op_tables import recorded
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor import kernels
+from executor.validate import check_device
 from executor.virtual.dry_run import DryIssuer, check_time, dry_run
 from executor.virtual.engine import Race
 from simpar.case import load_case
@@ -61,6 +62,19 @@ def test_experts_that_drop_no_token_have_room_for_all_of_them():
     assert found.wrong == []
     # A torch without CUDA takes it apart; CUDA has a kernel of it.
     assert found.calls['silu_backward', 'bfloat16']
+
+
+def test_what_the_program_has_in_8_bits_is_held_in_32():
+    workload = Workload(model=MODEL, batch=32, optimizer=SGD, precision='bf16', fp8='hybrid')
+    found = dry_run(lower(workload, Plan(data=2), 2))
+    assert found.wrong == []
+    assert [one.device for one in found.bytes] == [one.program for one in found.bytes]
+
+
+def test_offload_is_refused_on_a_device():
+    check_device(program(layers=3, data=2))
+    with pytest.raises(Infeasible, match=r'plan\.offload: .* --device cpu'):
+        check_device(program(layers=3, data=2, offload=('activations',)))
 
 
 def changed(monkeypatch, operator, phase, how):

@@ -24,10 +24,10 @@ from executor.ranks.real import Computation, Groups, RealMachine, Start, device_
 from executor.ranks.request import INIT_TIMEOUT, Outcome, Request, Stretch
 from executor.ranks.streams import Streams, set_queues
 from executor.ranks.watchdog import Failure, Status
-from simpar import errors, trace
+from simpar import trace
 from simpar.cost.costs import Costs
 from simpar.hardware.net import Net
-from simpar.program import COPY, Program
+from simpar.program import Program
 
 SLACK: Final = 5.0
 """Seconds that gloo waits longer than the watchdog, which knows more."""
@@ -197,8 +197,7 @@ class Rank:
 
     def _on_device(self, program: Program, request: Request) -> Prepared:
         """An accelerator, whose streams take the place of threads."""
-        if any(op.operator == COPY for op in program.op_classes):
-            raise errors.RunFailed('plan.offload: the executor copies to the host on CPUs alone; write --device cpu')
+        validate.check_device(program)
         # Before anything else is asked of the driver.
         streams = len(program.role(self.rank).streams)
         notes = set_queues(KINDS[request.device], request.queues, streams)

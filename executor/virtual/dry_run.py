@@ -706,10 +706,14 @@ def _start(program: Program, request: Request, rank: int) -> Start:
 
 def _bytes_of(program: Program, hosts: Sequence[Issuer]) -> Iterator[RankBytes]:
     """For each rank what the program says, and what there was."""
-    # Experts that drop no token have room for all of them here, however full it is.
-    full = program
-    if any(tensor.fill != 1 for tensor in program.tensors):
-        full = replace(program, tensors=tuple(replace(tensor, fill=1.0) for tensor in program.tensors))
+    # Experts that drop no token have room for all of them here, however full it is; 8 bits are held in fp32.
+    tensors = (
+        replace(one, fill=1.0, dtype='fp32' if one.dtype == 'fp8' else one.dtype)
+        if one.fill != 1 or one.dtype == 'fp8'
+        else one
+        for one in program.tensors
+    )
+    full = replace(program, tensors=tuple(tensors))
     said = memory(sequential(full))
     for number, host in enumerate(hosts):
         assert isinstance(host.memory, Counted)
