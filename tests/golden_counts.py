@@ -101,7 +101,7 @@ def rows(compare: Compare = passes) -> Rows:
         _messages(found[group, version], case.get('final_comm') or [])
     for name in searches.CASES:
         version, _, stem = name.partition('/')
-        groups[version.removeprefix('v'), stem].strategies.add(searches.test_strategies, name)
+        groups[version.removeprefix('v'), stem].strategies.add(searches.test_strategies_and_their_bytes, name)
     for name, case in steps.CASES.items():
         _step(groups[case['mindspore'], case['case']['name']], name, case)
     for name, case in transformers.CASES.items():
@@ -124,24 +124,17 @@ def _messages(row: Row, ops: list[dict[str, Any]]) -> None:
 
 
 def _step(row: Row, name: str, case: dict[str, Any]) -> None:
-    recorded = steps.Recorded(case)
-
-    def collectives(name: str) -> None:
-        trained.test_collectives_of_a_training_step(name)
-        if not recorded.cuts_weights:
-            trained.test_shapes_of_messages(name)
-
-    row.collectives.add(collectives, name)
-    row.add(recorded.compared)
+    row.collectives.add(trained.test_collectives_of_a_training_step_and_slices_of_parameters, name)
+    row.add(steps.Recorded(case).compared)
     if case.get('parameters_after'):
-        row.slices.add(trained.test_slices_of_parameters, name)
+        row.slices.add(trained.test_collectives_of_a_training_step_and_slices_of_parameters, name)
 
 
 def _transformer(row: Row, name: str, case: dict[str, Any]) -> None:
-    row.collectives.add(blocks.test_collectives_of_a_training_step, name)
+    row.collectives.add(blocks.test_collectives_of_a_training_step_and_slices_of_parameters, name)
     row.add(transformers.RecordedBlocks(case).compared)
     if case['parameters_after']:
-        row.slices.add(blocks.test_slices_of_parameters, name)
+        row.slices.add(blocks.test_collectives_of_a_training_step_and_slices_of_parameters, name)
 
 
 def _product(row: Row, name: str, case: dict[str, Any]) -> None:

@@ -48,11 +48,11 @@ def pool():
         yield ranks
 
 
-def trained(pool, program, workload, plan, steps=STEPS):
+def trained(pool, program, workload, plan):
     """The largest deviation from the unsharded model, and the result."""
-    run = pool.run(program, steps=steps, dtype='fp32', keep=True)
+    run = pool.run(program, steps=STEPS, dtype='fp64', keep=True)
     found = Result(run.losses, run.parameters, run.gradients)
-    worst = max(compare(found, Reference(workload, plan).run(steps)), key=lambda deviation: deviation.error)
+    worst = max(compare(found, Reference(workload, plan).run(STEPS)), key=lambda deviation: deviation.error)
     return worst, found
 
 
@@ -63,12 +63,9 @@ def test_a_plan_on_gloo_trains_as_the_unsharded_model(pool, name):
     group = next(group for group, rows in GROUPS.items() if name in rows)
     assert HOLDS.get(group, bool)(program)
     assert set(ROWS[name].get('has', ())) <= {op.operator for op in program.op_classes}
-    # Of eight layers, rounding in single precision is more after three.
-    steps = 2 if group == 'pipelines' else STEPS
-    worst, found = trained(pool, program, workload, plan, steps)
-    assert worst.error <= 1e-5, worst
-    in_process = InProcess(program, dtype=torch.float32).run(steps)
-    assert found.losses == pytest.approx(in_process.losses, rel=1e-6)
+    worst, found = trained(pool, program, workload, plan)
+    assert worst.error <= 1e-10, worst
+    assert found.losses == pytest.approx(InProcess(program).run(STEPS).losses, rel=1e-12)
 
 
 @pytest.mark.parametrize('control', ['a gradient skipped', 'a mask wrong'])
@@ -98,7 +95,7 @@ def test_the_hybrid_tutorial_on_eight_ranks():
     hybrid = load_case(HYBRID)
     with Pool(8, timeout=60) as ranks:
         worst, _ = trained(ranks, hybrid.program, hybrid.workload, hybrid.plan)
-    assert worst.error <= 1e-5, worst
+    assert worst.error <= 1e-10, worst
 
 
 def test_the_cases_cover_every_order():
@@ -120,5 +117,5 @@ def test_a_stage_hands_on_several_values_in_one_message(pool):
     plan = Plan(pipeline=4, stages=(2, 1, 1, 0), micro_batches=4, data=1)
     program = lower(workload, plan, WORLD)
     assert max(len(op.reads) for op in program.op_classes if op.kind == 'send') == 2
-    worst, _ = trained(pool, program, workload, plan, steps=2)
-    assert worst.error <= 1e-5, worst
+    worst, _ = trained(pool, program, workload, plan)
+    assert worst.error <= 1e-10, worst

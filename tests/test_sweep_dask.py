@@ -91,14 +91,16 @@ def test_a_worker_that_is_killed_costs_no_finished_row_and_changes_nothing(allow
 
 
 def test_a_search_whose_worker_is_killed_finds_the_same_plan(cluster, monkeypatch):
-    real, killed, said = on_dask.on_scheduler, [], []
+    real, killed, said, scheduler = on_dask.on_scheduler, [], [], cluster.scheduler
 
     def killing(schedules, address, note):
-        for number, row in enumerate(real(schedules, address, note)):
-            if number == 1 and not killed:
-                worker = next(iter(cluster.workers.values()))
-                killed.append(worker.worker_address)
-                os.kill(worker.pid, signal.SIGKILL)
+        for row in real(schedules, address, note):
+            # Of one that has nothing to do nobody would notice the end.
+            working = {one.address for one in scheduler.workers.values() if one.processing}
+            busy = [one for one in cluster.workers.values() if one.worker_address in working]
+            if busy and not killed:
+                killed.append(busy[0].worker_address)
+                os.kill(busy[0].pid, signal.SIGKILL)
             yield row
 
     free = {'copies': '[1, 2, 4]', 'tensor': '[1, 2, 4]'}

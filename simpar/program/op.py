@@ -95,6 +95,7 @@ class Tensor:
         fill: the share of its elements that a device has in use, of the rank that has most: below 1 where it has room
             for more tokens than a router sends. Machines that compute hold all of it; prices and memory count this.
         host: it lies in the memory of the host.
+        apart: members of a packed one lie in memory of their own: zeros behind them are there while it is gathered.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Tensor:
     members: tuple[str, ...] = ()
     fill: float = 1.0
     host: bool = False
+    apart: bool = False
 
     def local_shape(self, partitions: Mapping[str, Partition], copies: int = 1) -> tuple[int, ...]:
         """Give the shape of the shard that one rank holds, of one copy where copies split it.

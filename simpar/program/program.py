@@ -335,15 +335,12 @@ class Program:
     @cached_property
     def _padding(self) -> dict[str, int]:
         """Elements behind the last member of each packed parameter: it is gathered into one buffer, padding and all."""
-        found = {}
-        for tensor in filter(is_packed, self.tensors):
-            held = [prod(self.local_shape(self.tensor[name])) for name in tensor.members]
-            padding = prod(tensor.shape) - sum(held)
-            # Matrices that ranks own, all of one size, lie in memory of their own: what stands for those that lack is
-            # there while they are gathered alone.
-            if tensor.kind == 'parameter' or len({*held}) > 1 or padding % held[0]:
-                found[tensor.members[-1]] = padding
-        return found
+        packed = [tensor for tensor in self.tensors if is_packed(tensor) and not tensor.apart]
+        return {
+            tensor.members[-1]: prod(tensor.shape)
+            - sum(prod(self.local_shape(self.tensor[name])) for name in tensor.members)
+            for tensor in packed
+        }
 
     def replace(self, **changes: object) -> Program:
         """The same program with some fields changed."""

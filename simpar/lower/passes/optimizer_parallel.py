@@ -678,7 +678,10 @@ def _packed(
         }
     sides = apart.get(tensors[0].name) if choice.form == 'owned' else None
     each = 1 if sides is None else prod(local_shape(tape, tensors[0])[sides[0] :])
-    flat = replace(flat_shard(tape, bucket, tensors, groups, each, weights=weights), owned=sides is not None)
+    flat = flat_shard(tape, bucket, tensors, groups, each, weights=weights)
+    if sides is not None:
+        flat = replace(flat, owned=True, weight=replace(flat.weight, apart=True))
+        tape.tensors[flat.weight.name] = flat.weight
     return dict.fromkeys(flat.parameters, flat)
 
 
