@@ -99,7 +99,7 @@ def test_64_gpus_take_seconds_and_1024_no_longer(pipeline):
     """1,024 behave as 64 do; the rest is folding them."""
     few = min(pipeline(2) for _ in range(RUNS))
     assert few < ENGINE_SLACK * TARGET
-    assert best(RUNS, few + FOLDING, lambda: pipeline(32)) < few + FOLDING
+    assert best(3 * RUNS, few + FOLDING, lambda: pipeline(32)) < few + FOLDING
 
 
 # What lowering costs: GPT-3 on 1,024 GPUs, whose 16 roles have 734,702 slots, in a process of its own
@@ -109,7 +109,7 @@ SECONDS, MEGABYTES = 0.5, 200
 """CPU seconds on a quiet core of 2023, and memory of the whole process."""
 LOWER_SLACK = 2.5
 """How much slower a machine may be that runs tests, and that others use too."""
-LOWER_RUNS = 3
+LOWER_RUNS = 6
 SCRIPT = """
 import json, time
 from pathlib import Path
