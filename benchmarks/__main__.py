@@ -3,6 +3,7 @@
 python -m benchmarks                      # everything but peers: some five minutes; goes on where it stopped
 python -m benchmarks --quick --stdout     # smaller programs, fewer rounds: half a minute, on the screen
 python -m benchmarks --sweep              # the sweep alone: half a minute
+python -m benchmarks --recordings             # recordings alone: half a minute
 python -m benchmarks --every-rank         # all 1,024 ranks of GPT-3, none folded: a minute, 6 GB; on the screen
 python -m benchmarks --calculon PATH --simumax PATH --python PYTHON    # peers beside, from checkouts
 """
@@ -17,7 +18,8 @@ from benchmarks.every_rank import apart
 from benchmarks.kept import kept
 from benchmarks.peers import PEERS, time_peer
 from benchmarks.programs import gpt3, sized
-from benchmarks.report import PAGE, Measured, page, replaced, sweep_part
+from benchmarks.recordings import SIZES, recordings
+from benchmarks.report import PAGE, Measured, page, recordings_part, replaced, sweep_part
 from simpar.errors import SimparError
 
 
@@ -26,7 +28,9 @@ def main() -> int:
     options = _options()
     try:
         if options.sweep:
-            return _sweep_alone(options)
+            return _part_alone(options, sweep_part(swept(3 if options.quick else 11)))
+        if options.recordings:
+            return _part_alone(options, recordings_part(recordings(SIZES[: 1 if options.quick else None])))
         if options.every_rank:
             print(apart())
             return 0
@@ -42,14 +46,13 @@ def main() -> int:
     return 0
 
 
-def _sweep_alone(options: argparse.Namespace) -> int:
-    """Measure the sweep, and write its part of the page anew."""
-    part = sweep_part(swept(3 if options.quick else 11))
+def _part_alone(options: argparse.Namespace, part: str) -> int:
+    """Write a part of the page anew."""
     if options.stdout:
         print(part)
     else:
         PAGE.write_text(replaced(PAGE.read_text(encoding='utf-8'), part), encoding='utf-8')
-        print(f'wrote the sweep in {PAGE.name}')
+        print(f'wrote {part.partition(chr(10))[0][3:]} in {PAGE.name}')
     return 0
 
 
@@ -73,13 +76,16 @@ def measure(options: argparse.Namespace) -> Measured:
     }
     every = kept('every rank', rounds, apart) if options.large else None
     table = kept('sweep', rounds, partial(swept, min(rounds, 5)))
+    read = kept('recordings', rounds, partial(recordings, SIZES[: 1 if options.quick else None]))
     given = {name: getattr(options, name.lower()) for name in PEERS}
     peers = [
         kept(name, rounds, partial(time_peer, name, root, options.python, rounds))
         for name, root in given.items()
         if root
     ]
-    return Measured(rounds=rounds, engines=by_engine, stages=staged, every_rank=every, swept=table, peers=peers)
+    return Measured(
+        rounds=rounds, engines=by_engine, stages=staged, every_rank=every, swept=table, recordings=read, peers=peers
+    )
 
 
 def _options() -> argparse.Namespace:
@@ -90,6 +96,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument('--large', action='store_true', help='also every rank of GPT-3, none folded: a minute, 6 GB')
     parser.add_argument('--every-rank', action='store_true', help='that alone, on the screen')
     parser.add_argument('--sweep', action='store_true', help='the sweep alone, whose part of the page is written anew')
+    parser.add_argument('--recordings', action='store_true', help='recordings alone, likewise')
     parser.add_argument('--stdout', action='store_true', help='print the page instead of writing it')
     for name in PEERS:
         parser.add_argument(f'--{name.lower()}', type=Path, metavar='PATH', help=f'a checkout of {name}')

@@ -14,6 +14,7 @@ from benchmarks.engines import SWEPT, Stages, Swept
 from benchmarks.every_rank import EveryRank
 from benchmarks.laps import Laps, Spread, short
 from benchmarks.peers import PEERS, Peer, commit_of
+from benchmarks.recordings import Read
 
 PAGE: Final = Path(__file__).parent.parent / 'docs' / 'proofs' / 'performance.md'
 
@@ -28,6 +29,7 @@ class Measured:
         stages: what was timed stage by stage, and what it took.
         every_rank: all ranks of GPT-3, where that was asked for.
         swept: the sweep.
+        recordings: what reading them took.
         peers: those that were given.
     """
 
@@ -35,13 +37,21 @@ class Measured:
     engines: dict[str, tuple[int, Laps]]
     stages: dict[str, Stages]
     swept: Swept
+    recordings: list[Read]
     peers: list[Peer]
     every_rank: EveryRank | None = None
 
 
 def page(found: Measured) -> str:
     """The whole page."""
-    parts = (_head(found), _engines(found), _stages(found), sweep_part(found.swept), _peers(found))
+    parts = (
+        _head(found),
+        _engines(found),
+        _stages(found),
+        sweep_part(found.swept),
+        recordings_part(found.recordings),
+        _peers(found),
+    )
     return '\n\n'.join(parts) + '\n'
 
 
@@ -113,10 +123,33 @@ What is done but once is not counted: the machines are loaded and the profile's 
 {_table(('rows that differ in', 'rows', 'CPU ms a row', 'rows a second and core'), rows)}"""
 
 
-def replaced(text: str, part: str) -> str:
-    """The page with another part about sweeps."""
-    before, _, rest = text.partition('## Sweep\n')
-    return f'{before}{part}\n\n## {rest.partition("## ")[2]}'
+def recordings_part(found: Sequence[Read]) -> str:
+    """The part of the page that is about recordings."""
+    rows = [
+        (
+            one.format,
+            _count(one.events),
+            short(one.seconds),
+            short(one.seconds * 1e6 / one.events),
+            short(one.memory / 1e6),
+        )
+        for one in found
+    ]
+    return f"""## Recordings
+
+`simpar trace` of one rank, the whole command with its start. Each file repeats a real recording behind itself.
+Measured at commit {own_commit()}, once each.
+
+{_table(('format', 'events', 'CPU s', 'CPU µs an event', 'MB at the peak'), rows)}"""
+
+
+def replaced(text: str, part: str, before: str = 'Peers') -> str:
+    """The page with another part of a heading that it has, or with a new one before another heading."""
+    head = part.partition('\n')[0]
+    if f'{head}\n' not in text:
+        return text.replace(f'## {before}\n', f'{part}\n\n## {before}\n')
+    start, _, rest = text.partition(f'{head}\n')
+    return f'{start}{part}\n\n## {rest.partition("## ")[2]}'
 
 
 def _peers(found: Measured) -> str:

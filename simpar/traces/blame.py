@@ -85,7 +85,9 @@ def culprit_of(traces: Sequence[RankTrace]) -> Culprit | None:
     Each rank is compared with those that run as many kernels of the same names, and each group's messages with those of
     other groups. Does not model: ranks that were not recorded, and a cause that lies on more than half of the ranks.
     """
-    common = set.intersection(*(set(trace.steps) for trace in traces)) if traces else set()
+    if len(traces) < 2:
+        return None
+    common = set.intersection(*(set(trace.steps) for trace in traces))
     facts = {trace.rank: one for trace in traces if (one := _facts(trace, common)) is not None}
     if len(facts) < 2 or len({len(one.copies) for one in facts.values()}) > 1:
         return None
