@@ -286,7 +286,7 @@ def main():
             answers.append(answer(*case))
             with journal.open('a') as file:
                 print(json.dumps(answers[-1]), file=file)
-        print(number + 1, *answers[-1].values(), sep=' | ', flush=True)
+        print(number + 1, *answers[number].values(), sep=' | ', flush=True)
     text, held = page(options, answers, time.process_time() - begun)
     if options.write:
         write_atomically(options.write, text)
