@@ -45,6 +45,8 @@ NEXT, DRAWN, FAR = 6, 8, 2.0
 """Plans beside the pick: the fastest others by prediction, and drawn ones that are not so many times as slow."""
 SLOW = 0.006
 """Devices are slow, so that their compute is as long as messages of links that one machine can pace."""
+CLUSTER = {'profile': 'a100-sxm-8', 'devices': RANKS, 'stack': 'none'}
+"""The executor is no framework."""
 MODELS: dict[str, dict[str, Any]] = load_tree(__file__, 'MODELS')
 KEYS: dict[str, Any] = load_tree(__file__, 'KEYS')
 
@@ -155,7 +157,7 @@ def _space(name: str) -> Space:
     schedule = load_schedule(
         {
             'simpar': 1,
-            'cluster': {'profile': 'a100-sxm-8', 'devices': RANKS, 'slow': dict.fromkeys(range(RANKS), SLOW)},
+            'cluster': {**CLUSTER, 'slow': dict.fromkeys(range(RANKS), SLOW)},
             'workload': {'transformer': MODELS[name], 'batch': 8, 'precision': 'bf16', 'optimizer': 'adam'},
         }
     )

@@ -163,19 +163,25 @@ def combine_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list
 def grouped_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x [B, E, C, K], weight [E, N..., K] → [B, E, C, N]."""
     x, weight = tensors
-    return [x @ weight.flatten(1, -2).mT]
+    return [_products(x, weight.flatten(1, -2).mT)]
 
 
 def grouped_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy, weight → dx."""
     dy, weight = tensors
-    return [dy @ weight.flatten(1, -2)]
+    return [_products(dy, weight.flatten(1, -2))]
 
 
 def grouped_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy, x → dweight."""
     dy_ETN, x_ETK = (tensor.transpose(0, 1).flatten(1, 2) for tensor in tensors)
     return [dy_ETN.mT @ x_ETK]
+
+
+def _products(x_BECK: torch.Tensor, weight_EKN: torch.Tensor) -> torch.Tensor:
+    # All samples in one product: broadcast over them, torch would copy the weights for each.
+    rows_ETK = x_BECK.transpose(0, 1).flatten(1, 2)
+    return (rows_ETK @ weight_EKN).unflatten(1, (len(x_BECK), -1)).transpose(0, 1).contiguous()
 
 
 def gate_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -19,15 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from equipment.validation_cases import (
-    ValidationCase,
-    balance_cases,
-    cases,
-    losing_cases,
-    optimizer_cases,
-    pipeline_cases,
-    tile_cases,
-)
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
 from executor.state import FIRST_STEADY, Execution
@@ -42,6 +33,16 @@ from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import OpClass, Partition, Program, ProgramBuilder, Split, Tensor
 from simpar.trace import Times
 from simpar.units import format_time
+
+from .validation_cases import (
+    ValidationCase,
+    balance_cases,
+    cases,
+    losing_cases,
+    optimizer_cases,
+    pipeline_cases,
+    tile_cases,
+)
 
 LOW = 0.1
 REPEATS = 3
