@@ -18,7 +18,7 @@ from typing import Final
 from executor import checkpoint, devices, draws, numerics, state, train, validate
 from executor.cluster import Launch, detect, external, meeting
 from executor.host import free_memory
-from executor.options import check_device, in_one_process
+from executor.options import check_device, check_outputs, in_one_process
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
 from executor.ranks.watchdog import columns, many
@@ -73,6 +73,8 @@ def run_job(options: argparse.Namespace) -> int:
         return 0
     try:
         _check_state(options)
+        if launch is None or launch.rank == 0:
+            check_outputs(options, 'run')
         check_device(options, launch.by if launch else '')
         job = load_job(options)
         # Before any process is started: gloo would abort or hang on what this finds.
@@ -117,14 +119,9 @@ def _check_state(options: argparse.Namespace) -> None:
             raise ScheduleError(Problem('--checkpoint', f'{found} is there already', instead))
     if options.tensorboard and find_spec('tensorboard') is None:
         raise ScheduleError(Problem('--tensorboard', 'tensorboard is not installed', 'pip install tensorboard'))
-    if options.tensorboard:
-        options.tensorboard.mkdir(parents=True, exist_ok=True)
-    if options.save_state is None:
-        return
-    if options.compute == 'emulated':
+    if options.save_state and options.compute == 'emulated':
         what = 'emulated compute has neither losses nor parameters'
         raise ScheduleError(Problem('--save-state', what, 'write --compute real'))
-    options.save_state.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _train(options: argparse.Namespace, launch: Launch | None, job: Job) -> int:

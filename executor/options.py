@@ -134,10 +134,19 @@ def parser() -> argparse.ArgumentParser:
 
 def add_flags(verb: argparse.ArgumentParser, name: str) -> None:
     """Add the flags that ``flags.csv`` has for a verb, or for ``bench``; what a row leaves empty is its kind's."""
-    for flag in files.read_csv(Path(__file__).with_name('flags.csv')):
-        if name in flag['verbs'].split():
-            hidden = {'help': argparse.SUPPRESS} if flag['help'] == '-' else {}
-            verb.add_argument(flag['flag'], **{**_KINDS[flag['kind']], **files.flag_options(flag), **hidden})
+    for flag in _flags_of(name):
+        hidden = {'help': argparse.SUPPRESS} if flag['help'] == '-' else {}
+        verb.add_argument(flag['flag'], **{**_KINDS[flag['kind']], **files.flag_options(flag), **hidden})
+
+
+def check_outputs(options: argparse.Namespace, name: str) -> None:
+    """Raise ``ScheduleError`` with every output of a verb, or of ``bench``, that cannot be written."""
+    files.check_outputs(_flags_of(name), options)
+
+
+def _flags_of(name: str) -> Iterator[dict[str, str]]:
+    rows = files.read_csv(Path(__file__).with_name('flags.csv'))
+    return (row for row in rows if name in row['verbs'].split())
 
 
 def with_verb(arguments: list[str]) -> list[str]:
@@ -172,6 +181,13 @@ def _limit(text: str) -> str:
     return text
 
 
+def _time(text: str) -> float:
+    seconds = units.parse(text, 'time')
+    if not seconds:
+        raise ValueError('nothing can be waited for in no time; write e.g. 30s')
+    return seconds
+
+
 def _net(text: str) -> str:
     """The text of a network, if it is one."""
     parse_net(text)
@@ -184,12 +200,12 @@ _KINDS: Final[Mapping[str, Mapping[str, Any]]] = {
     'switch': {'action': 'store_true'},
     'text': {'default': ''},
     'required': {'required': True},
-    'path': {'type': Path},
+    **{kind: {'type': Path} for kind in ('path', 'output', 'output folder')},
     'integer': {'type': int},
     'positive': {'type': _positive},
     # So many steps that count, of `simpar measure`, in turns with the baseline where that has a file; 0: it is none.
     'measured': {'type': _positive, 'default': 0},
-    'time': {'type': parsed(lambda text: units.parse(text, 'time'))},
+    'time': {'type': parsed(_time)},
     'size': {'type': parsed(lambda text: int(units.parse(text, 'size'))), 'default': 0},
     'net': {'type': parsed(parse_net)},
     'net text': {'type': parsed(_net)},

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from simpar.commands.parser import VERBS, WRONG_USE, check_pairs, parser
+from simpar.commands.parser import VERBS, WRONG_USE, check_flags, parser
 from simpar.errors import SimparError
 
 INTERNAL = 70
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.arguments = list(words)[len(own) + 1 :]
     output = _Output(sys.stdout)
     try:
-        check_pairs(options)
+        check_flags(options)
         verb = _function(options.verb)
         with contextlib.redirect_stdout(output):
             code = verb(options)

@@ -12,7 +12,8 @@ Predicted figures are those of the last simulated step, measured ones those of t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -171,7 +172,10 @@ def compare(
     _same_program(one, other)
     # The last predicted step is the steady one; measured steps are noisy, so all warm ones count.
     counted = other.warm()
-    ranks = [(_table(one, rank, slice(-1, None)), _table(other, rank, counted)) for rank in range(_world(one))]
+    ranks = [
+        _Both(rank, count, _table(one, rank, slice(-1, None)), _table(other, rank, counted))
+        for rank, count in _unlike(one.representative_of_rank, other.representative_of_rank)
+    ]
     step = step_that_counts(other.step_times, counted, percentile)
     # A file that does not say its network is taken to be of the other's.
     networks = (one.net, other.net)
@@ -267,7 +271,23 @@ class _Rank(NamedTuple):
     run: Times
 
 
-Ranks = list[tuple[_Rank, _Rank]]
+class _Both(NamedTuple):
+    """What both traces say of a rank, and of how many ranks they say the same."""
+
+    rank: int
+    alike: int
+    predicted: _Rank
+    measured: _Rank
+
+
+Ranks = list[_Both]
+
+
+def _unlike(one: Sequence[int], other: Sequence[int]) -> list[tuple[int, int]]:
+    """The ranks that have unlike pairs of numbers, the first of each, and how many have the same."""
+    pairs = [*zip(one, other, strict=True)]
+    counts = Counter(pairs)
+    return [(pairs.index(pair), count) for pair, count in counts.items()]
 
 
 def _same_program(one: SavedTrace, other: SavedTrace) -> None:
@@ -278,7 +298,7 @@ def _same_program(one: SavedTrace, other: SavedTrace) -> None:
         raise refusal('compare', what, 'predict and measure the same schedule, with the same --set')
     if _world(one) != _world(other):
         raise refusal('compare', f'one trace has {_world(one)} ranks, the other {_world(other)}')
-    for rank in range(_world(one)):
+    for rank, _ in _unlike(one.representative_of_rank, other.representative_of_rank):
         if _slots(one, rank) != _slots(other, rank):
             raise refusal('compare', f'the traces name different ops on rank {rank}')
 
@@ -317,12 +337,13 @@ def _table(saved: SavedTrace, rank: int, steps: slice) -> _Rank:
 
 def _phases(ranks: Ranks) -> dict[str, Pair]:
     """Seconds of a step by what they are spent on, means over ranks; in the order of first use."""
-    both = [(_spent(predicted), _spent(measured)) for predicted, measured in ranks]
-    names = dict.fromkeys(name for seconds, _ in both for name in seconds)
+    both = [(one.alike, _spent(one.predicted), _spent(one.measured)) for one in ranks]
+    world = sum(count for count, _, _ in both)
+    names = dict.fromkeys(name for _, seconds, _ in both for name in seconds)
     return {
         name: Pair(
-            predicted=sum(one.get(name, 0.0) for one, _ in both) / len(ranks),
-            measured=sum(other.get(name, 0.0) for _, other in both) / len(ranks),
+            predicted=sum(count * one.get(name, 0.0) for count, one, _ in both) / world,
+            measured=sum(count * other.get(name, 0.0) for count, _, other in both) / world,
         )
         for name in names
     }
@@ -347,20 +368,20 @@ def _spent(rank: _Rank) -> dict[str, float]:
 def _op_classes(ranks: Ranks) -> dict[str, Pair]:
     """Running one op, by op class."""
     sums: dict[str, list[float]] = {}
-    for predicted, measured in ranks:
+    for _, count, predicted, measured in ranks:
         runs = zip(predicted.slots, predicted.run.tolist(), measured.run.tolist(), strict=True)
         for slot, one, other in runs:
             entry = sums.setdefault(slot.op_class, [0.0, 0.0, 0.0])
-            entry[0] += one
-            entry[1] += other
-            entry[2] += 1
-    return {name: Pair(predicted=one / count, measured=other / count) for name, (one, other, count) in sums.items()}
+            entry[0] += count * one
+            entry[1] += count * other
+            entry[2] += count
+    return {name: Pair(predicted=one / many, measured=other / many) for name, (one, other, many) in sums.items()}
 
 
 def _worst(ranks: Ranks) -> tuple[OpError, ...]:
     """Find the ops with the largest difference; an op stands once, for the rank where it errs most."""
     found: dict[str, OpError] = {}
-    for rank, (predicted, measured) in enumerate(ranks):
+    for rank, _, predicted, measured in ranks:
         parts = [(getattr(predicted, part), getattr(measured, part)) for part in ('pause', 'wait', 'run')]
         total = np.sum([one - other for one, other in parts], axis=0)
         # Twice as many as are shown, for the same op may be among the worst of several ranks. Stable: ties stay in

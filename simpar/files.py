@@ -8,10 +8,12 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
+
+from simpar.errors import Problem, refuse
 
 _AT_ONCE: Final = 2**20
 
@@ -63,13 +65,59 @@ def flag_options(row: Mapping[str, str]) -> dict[str, Any]:
     return found | ({'dest': row['name']} if row['name'] else {})
 
 
+PICTURES: Final = ('.png', '.svg', '.pdf')
+"""What pictures are written as: matplotlib knows more formats, but these look the same everywhere."""
+
+
+def check_outputs(flags: Iterable[Mapping[str, str]], options: object) -> None:
+    """Raise ``ScheduleError`` with every output that cannot be written, or would replace another: before the work.
+
+    Arguments: ``flags``, the rows of a command line's flags; ``options``, their values.
+    """
+    seen: dict[Path, str] = {}
+    problems = []
+    for row in flags:
+        name, kind = row['flag'], row['kind']
+        path = getattr(options, row['name'] or name.removeprefix('--').replace('-', '_'), None)
+        if not isinstance(path, Path) or kind not in ('output', 'output folder', 'picture'):
+            continue
+        what = unwritable(path, folder=kind == 'output folder')
+        instead = 'name another path'
+        if not what and kind == 'picture' and path.suffix not in PICTURES:
+            what, instead = 'not a kind of picture', f'write a name that ends in {", ".join(PICTURES)}'
+        before = seen.setdefault(path.absolute(), name)
+        if not what and before != name and not is_stream(path):
+            what = f'is the file of {before}, too'
+        if what:
+            problems.append(Problem(name, f'{what} (got {path})', instead))
+    refuse(problems)
+
+
+def unwritable(path: Path, *, folder: bool = False) -> str:
+    """Why a file, or a folder, cannot be written, in words; empty: it can, once the folders above it are made."""
+    try:
+        if path.exists() and path.is_dir() != folder:
+            return 'a file, where a folder is wanted' if folder else 'a folder, not a file'
+        above = Path(os.path.realpath(path))
+        above = above if folder else above.parent
+        while not above.exists():
+            above = above.parent
+        if not above.is_dir():
+            return f'{above} is a file, where a folder is wanted'
+        if not folder and is_stream(path):
+            return '' if os.access(path, os.W_OK) else 'may not be written'
+        return '' if os.access(above, os.W_OK | os.X_OK) else f'nothing may be written into {above}'
+    except OSError as error:
+        return error.strerror or str(error)
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that readers see the old content or the new, never a part, whatever goes wrong.
 
     A link stays, and what it points to is written. A device or a FIFO is written to: no file takes its place.
 
     Arguments:
-        path: a file whose folder exists.
+        path: a file; its folder is made if need be.
         content: text is written as UTF-8.
     Raises ``OSError``.
     """
@@ -77,14 +125,16 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, 'a folder, not a file; name a file in it', str(path))
     with naming(path):
-        if _is_stream(path):
+        if is_stream(path):
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), 'wb') as stream:
                 stream.write(data)
         else:
-            _write(Path(os.path.realpath(path)), data)
+            place = Path(os.path.realpath(path))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _write(place, data)
 
 
-def _is_stream(path: Path) -> bool:
+def is_stream(path: Path) -> bool:
     """Whether a name is of a device, FIFO or socket, or of what this process has open, e.g. ``/dev/stdout``."""
     if path.exists() and any(Path(name) in path.absolute().parents for name in ('/dev', '/proc')):
         return True

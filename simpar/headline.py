@@ -29,9 +29,14 @@ def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None,
     return f'{text}, {how} {baseline[0]} ({shown(baseline[1])})'
 
 
+def short(value: float) -> float:
+    """A value in the three digits that it is worth."""
+    return float(f'{value:.3g}')
+
+
 def short_time(seconds: float) -> str:
-    """A time in the digits that it is worth."""
-    return format_time(float(f'{seconds:.3g}'))
+    """A time in these digits."""
+    return format_time(short(seconds))
 
 
 def run_by(titles: Collection[str], libraries: Collection[str]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from simpar import interval, keys, metrics, profiles, units
-from simpar.headline import headline, headline_of_rates, maybe_too_large, run_by, short_time, too_large
+from simpar.headline import headline, headline_of_rates, maybe_too_large, run_by, short, short_time, too_large
 from simpar.memory import beside_summary, memory_to_dict, peak_summary
 from simpar.predict import ROWS, Prediction
 
@@ -85,13 +85,13 @@ def six(prediction: Prediction) -> Table:
         if max(shares) >= _SHOWN:
             times = (short_time(getattr(m, figure)) for m in steady)
             rows.add_row(name, *(f'{time} {share * 100:3.0f} %' for time, share in zip(times, shares, strict=True)))
-    rows.add_row('memory at the peak', *(units.format_size(float(f'{side.memory.peak:.3g}')) for side in sides))
+    rows.add_row('memory at the peak', *(units.format_size(short(side.memory.peak)) for side in sides))
     if any(side.memory.host for side in sides):
-        rows.add_row('on the host', *(units.format_size(float(f'{side.memory.host:.3g}')) for side in sides))
+        rows.add_row('on the host', *(units.format_size(short(side.memory.host)) for side in sides))
     known = [side.throughput.rate(side.step) for side in sides if side.throughput]
     if len(known) == len(sides) and prediction.throughput:
         unit = f'{prediction.throughput.unit} a second'
-        rows.add_row(unit, *(units.format_count(float(f'{rate:.3g}')) for rate in known))
+        rows.add_row(unit, *(units.format_count(short(rate)) for rate in known))
     return rows
 
 
@@ -211,7 +211,7 @@ def interval_lines(prediction: Prediction) -> Iterator[str]:
     if found is None:
         yield 'No interval: no published step was scored.'
         return
-    low, high, lacking = units.format_time(found.low), units.format_time(found.high), found.spread.lacking
+    low, high, lacking = short_time(found.low), short_time(found.high), found.spread.lacking
     yield f'{interval.LEVEL * 100:.0f} % of such steps lie within {low} to {high}: {found.spread.words}.'
     if lacking and not found.spread.anchored:
         device, bound = found.spread.device, f'a step bound by the {found.spread.bound}'

@@ -266,6 +266,30 @@ def test_a_flag_that_stands_twice_is_refused_unless_it_may_be_repeated(capsys):
         assert 'did you mean' not in said
 
 
+@pytest.mark.parametrize(
+    ('words', 'told'),
+    [
+        ('run --save FILE/a.json', '--save: FILE is a file, where a folder is wanted (got FILE/a.json)'),
+        ('run --trace FILE', '--trace: a file, where a folder is wanted (got FILE)'),
+        ('sweep --csv HERE', '--csv: a folder, not a file (got HERE)'),
+        ('sweep --csv HERE/a --journal HERE/a', '--journal: is the file of --csv, too (got HERE/a)'),
+        ('plan --export megatron=FILE/run.sh', '--export: FILE is a file, where a folder is wanted (got FILE/run.sh)'),
+        (
+            'measure --plot a.gif',
+            '--plot: not a kind of picture (got a.gif); write a name that ends in .png, .svg, .pdf',
+        ),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_the_work(words, told, tmp_path, refused, monkeypatch):
+    file = tmp_path / 'file'
+    file.touch()
+    monkeypatch.setattr('simpar.case.Case.predict', None)
+    verb, *flags = words.replace('FILE', str(file)).replace('HERE', str(tmp_path)).split()
+    said = refused(verb, str(TUTORIAL), *flags)
+    assert told.replace('FILE', str(file)).replace('HERE', str(tmp_path)) in said
+    assert [one.name for one in tmp_path.iterdir()] == ['file']
+
+
 @pytest.mark.parametrize('shell', ['bash', 'zsh', 'fish'])
 def test_shells_complete_every_verb_and_flag(shell, capsys):
     assert cli.main(['completion', shell]) == 0

@@ -11,11 +11,12 @@ from sabotage_kinds import KINDS
 from test_compare import measured
 from worked import worked_costs, worked_program
 
+from simpar.case import load_case
 from simpar.comparison import compare, comparison_to_dict, render_comparison
 from simpar.diagnosis import Cause, Diagnosis, diagnose, sentence
 from simpar.diagnosis.places import Place, own_times, sites_of
 from simpar.engine import simulate
-from simpar.trace_files import load_trace, save_trace
+from simpar.trace_files import load_trace, save_trace, to_saved
 
 PROGRAM = worked_program()
 SITES = sites_of(PROGRAM)
@@ -94,6 +95,28 @@ def test_sabotage_of_a_noisy_run_is_named(bed, kind):
     drawn = [bed.run(kind, np.random.default_rng(seed)) for seed in some((3, 4), 2)]
     wrong = [(truth.what, sentence(found)) for truth, _, found in drawn if not bed.right(truth, found)]
     assert len(wrong) <= (kind.__name__ == 'slow_op'), wrong
+
+
+SLOW_LINK = """
+simpar: 1
+cluster: {{profile: h100-sxm-8, links: {{nvlink: {share}}}}}
+workload:
+  transformer: {{layers: 2, hidden: 4096, heads: 16, vocab: 51200, sequence: 2048}}
+  batch: 16
+  precision: bf16
+plan: {{tensor: 8, sequence_parallel: true, copies: 2}}
+"""
+
+
+def test_where_few_causes_are_tried_late_hosts_do_not_keep_a_slow_link_from_it(monkeypatch):
+    """As of many ranks: the host of rank 0 was blamed, which the link makes late."""
+    monkeypatch.setattr('simpar.diagnosis.causes.SLOTS', 1)
+    whole, half = (load_case(SLOW_LINK.format(share=share)).predict() for share in (1, 0.5))
+    saved = replace(to_saved(half.trace), origin='measured')
+    cause = compare(whole.trace, saved, costs=whole.costs).diagnosis.causes[0]
+    assert (cause.kind, cause.place) == ('communication', Place(partition='tensor'))
+    # Half the rate, and the same latency.
+    assert 1.9 < cause.amount < 2.0
 
 
 def test_noise_alone_is_not_named(bed):

@@ -18,7 +18,7 @@ from at_once import at_once
 from tables import load_table, load_tree
 
 from executor.commands import run_job
-from executor.options import parser, with_verb
+from executor.options import check_outputs, parser, with_verb
 from simpar.case import load_case
 from simpar.errors import Infeasible, RunFailed, ScheduleError, SimparError
 from simpar.trace_files import load_trace
@@ -104,6 +104,16 @@ def test_a_job_without_a_verb_is_run():
     assert with_verb(['job.yaml', '--steps', '2']) == ['run', 'job.yaml', '--steps', '2']
     assert with_verb(['numerics', 'job.yaml']) == ['numerics', 'job.yaml']
     assert with_verb([]) == ['--help']
+
+
+def test_no_time_to_wait_and_what_cannot_be_written_are_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
+        parser().parse_args(['run', 'job.yaml', '--timeout', '0s'])
+    assert left.value.code == 2
+    assert '--timeout: nothing can be waited for in no time; write e.g. 30s' in capsys.readouterr().err
+    options = parser().parse_args(['run', 'job.yaml', '--save', str(tmp_path), '--checkpoint', str(tmp_path / 'new')])
+    with pytest.raises(ScheduleError, match=r'^--save: a folder, not a file'):
+        check_outputs(options, 'run')
 
 
 def test_without_torch_one_line_says_what_to_install():

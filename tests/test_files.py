@@ -122,11 +122,13 @@ def test_a_full_standard_output_is_named():
     assert (done.returncode, done.stderr) == (2, 'simpar: standard output: No space left on device\n')
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / 'there' / 'file'
-    with pytest.raises(OSError, match='No such file') as error:
-        write_atomically(path, 'new')
+def test_a_write_makes_its_folder_and_names_the_file_where_it_cannot(tmp_path):
+    write_atomically(tmp_path / 'there' / 'file', 'new')
+    path = tmp_path / 'there' / 'file' / 'below'
+    with pytest.raises(NotADirectoryError) as error:
+        write_atomically(path, 'newer')
     assert error.value.filename == str(path)
+    assert (tmp_path / 'there' / 'file').read_text(encoding='utf-8') == 'new'
 
 
 # nothing is left behind

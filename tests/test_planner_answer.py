@@ -235,7 +235,7 @@ def test_sizes_that_are_slower_and_dearer_are_not_on_the_front(planned):
         (['--devices', '8,12'], '12 devices are no whole nodes of 8; write 16'),
         (['--devices', '8', '--save', 'best.yaml'], 'each number of devices has a plan of its own'),
         (['--train', 'tokens=1B'], 'changes nothing without --devices'),
-        (['--plot', 'front.txt'], 'not a picture'),
+        (['--plot', 'front.txt'], 'not a kind of picture'),
     ],
 )
 def test_flags_that_do_not_go_together_are_told(put, refused, flags, told):

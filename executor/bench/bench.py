@@ -14,7 +14,7 @@ from executor import devices, host
 from executor.bench import items, kinds, rounds
 from executor.bench.ranks import Journal, LaunchedPool, TimedPool, Timer
 from executor.cluster import Launch, external, meeting
-from executor.options import Wanted, in_one_process
+from executor.options import Wanted, check_outputs, in_one_process
 from executor.ranks.request import Request
 from simpar import calibrate, files, profiles
 from simpar.case import load_case
@@ -318,6 +318,7 @@ def run(options: argparse.Namespace, launch: Launch | None) -> None:
 def _checked(options: argparse.Namespace, launch: Launch | None) -> items.On:
     """What is measured on, where flags go together."""
     refuse(_problems(options, launch))
+    check_outputs(options, 'bench')
     if options.profile:
         calibrate.require_profile_path(options.profile)
     net = parse_net(options.net)
@@ -343,9 +344,6 @@ def _problems(options: argparse.Namespace, launch: Launch | None) -> Iterator[Pr
         yield Problem('--device virtual', 'each rank of a bench has a process of its own', 'add --transport gloo')
     if devices.in_threads(options.device, options.transport) and options.dtype != 'fp32':
         yield Problem('--dtype', 'processors are measured in fp32', 'leave it out, or choose a --device')
-    for name, path in (('--output', options.output), ('--profile', options.profile)):
-        if path and not path.absolute().parent.is_dir():
-            yield Problem(name, f'there is no folder {path.absolute().parent}', 'make it first')
 
 
 def _folder(options: argparse.Namespace) -> Path:

@@ -378,7 +378,7 @@ class Journal:
         self._next = 0
         head = folder / HEAD
         try:
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             if head.exists():
                 _require_same(folder, json.loads(read_regular(head, MOST)), of)
             # Also where it is there already: what cannot be written now cannot be written later.

@@ -104,7 +104,6 @@ def write_profile(path: Path, calibration: Calibration) -> list[Path]:
     Returns the files, the profile first. Raises ``ScheduleError`` for a path that is none, ``OSError``.
     """
     require_profile_path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     written = [path]
     for kind, table in calibration.tables.items():
         written.append(path.with_name(_table_name(path, kind)))

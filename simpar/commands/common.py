@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-PICTURES: Final = ('.png', '.svg', '.pdf')
-
-
 def print_json(value: object) -> None:
     """One JSON object and nothing else; numbers that are not finite are a mistake of ours."""
     print(json.dumps(value, ensure_ascii=False, allow_nan=False))
@@ -45,21 +42,6 @@ def print_answer(options: argparse.Namespace, as_dict: Callable[[], Any], as_tex
         print_json(as_dict())
     else:
         sys.stdout.write(as_text())
-
-
-def check_picture(path: Path | None) -> None:
-    """Refuse a name of a picture whose format is not ours; raises ``ScheduleError``."""
-    # matplotlib knows more formats, but these look the same everywhere.
-    if path and path.suffix not in PICTURES:
-        what = f'not a kind of picture (got {path})'
-        raise errors.refusal('--plot', what, f'write a name that ends in {", ".join(PICTURES)}')
-
-
-def make_folders(*paths: Path | None) -> None:
-    """Make the folders of files that are written later, before the work of minutes."""
-    for path in paths:
-        if path:
-            path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def schedule_text(options: argparse.Namespace) -> str:

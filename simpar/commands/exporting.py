@@ -10,7 +10,7 @@ from typing import Any
 from simpar.commands.common import print_json
 from simpar.errors import refusal
 from simpar.exporting import export, onto, settings
-from simpar.files import write_atomically
+from simpar.files import unwritable, write_atomically
 from simpar.schedule import load_schedule
 
 
@@ -51,6 +51,8 @@ def export_target(text: str) -> tuple[settings.Target, Path]:
     to, sign, path = text.partition('=')
     if not sign or not path:
         raise refusal('--export', f'no framework and path (got {text[:60]!r})', 'write megatron=run.sh')
+    if what := unwritable(Path(path)):
+        raise refusal('--export', f'{what} (got {path})', 'name another path')
     return export.target_of(to), Path(path)
 
 

@@ -17,9 +17,7 @@ from simpar.case import Case, on_net
 from simpar.commands.common import (
     about,
     case_waited_for,
-    check_picture,
     executor_flags,
-    make_folders,
     need_torch,
     net_of,
     print_answer,
@@ -76,14 +74,12 @@ def draw_difference(
     from simpar.notebook.compared import difference_picture
     from simpar.plot import write_figure
 
-    make_folders(path)
     title = gain_line(gain) if gain and gain.baseline else ''
     write_figure(path, difference_picture(predicted, measured, comparison, title))
 
 
 def compare_command(options: argparse.Namespace) -> int:
     """Print signed errors; raises ``OutsideTolerance`` where the step differs by more than asked."""
-    check_picture(options.plot)
     predicted, measured = load_trace(options.prediction), load_trace(options.measurement)
     _refuse_swapped(options, predicted, measured)
     gain = gain_of(predicted, measured)
@@ -138,7 +134,6 @@ def measure_command(options: argparse.Namespace) -> int:
     """Start the executor, read its traces, print gain and comparison."""
     # First of all, for what follows takes seconds.
     need_torch()
-    check_picture(options.plot)
     net = net_of(options)
     case, left_out = _without_framework(options)
     case = on_net(case, net)
@@ -164,7 +159,6 @@ def measure_command(options: argparse.Namespace) -> int:
             measured = replace(measured, baseline=baseline)
         if options.save:
             # Before the comparison, so that a failure there does not cost the measurement.
-            make_folders(options.save)
             save_trace(options.save, measured)
         timed = json.loads(ops.read_text(encoding='utf-8')) if ops else {}
     _answer(options, case, measured, net, left_out, timed)
@@ -288,7 +282,6 @@ def _page(options: argparse.Namespace, case: Case, prediction: Prediction, gain:
         measured=table_html(gain_table(gain)),
     )
     path: Path = options.html
-    make_folders(path)
     write_atomically(path, page)
     return path
 

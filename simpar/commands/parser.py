@@ -113,7 +113,7 @@ KINDS: Final[Mapping[str, Mapping[str, Any]]] = {
     'name': {**_ONE, 'default': ''},
     'required text': {**_ONE, 'required': True},
     'optional': {'nargs': '?'},
-    'path': {**_ONE, 'type': Path},
+    **{kind: {**_ONE, 'type': Path} for kind in ('path', 'output', 'output folder', 'picture')},
     'integer': {**_ONE, 'type': int},
     'positive': {**_ONE, 'type': positive},
     'percent': {**_ONE, 'type': percent},
@@ -147,8 +147,9 @@ def words_of(verb: str) -> list[str]:
     return sorted(['-h', '--help', *(flag for flag in own if flag.startswith('-'))])
 
 
-def check_pairs(options: argparse.Namespace) -> None:
-    """Raise ``ScheduleError`` with every flag that does not go beside another, or changes nothing without one."""
+def check_flags(options: argparse.Namespace) -> None:
+    """Raise ``ScheduleError`` with every flag that does not go beside another, or changes nothing without one; then
+    with every output that cannot be written."""
     problems = [
         errors.Problem(row['flag'], row['what'], row['instead'])
         for row in _PAIRS
@@ -156,6 +157,7 @@ def check_pairs(options: argparse.Namespace) -> None:
         if _given(options, row['beside'] or row['without']) == bool(row['beside'])
     ]
     errors.refuse(problems)
+    files.check_outputs((row for row in _FLAGS if options.verb in row['verbs'].split()), options)
 
 
 def _given(options: argparse.Namespace, flag: str) -> bool:

@@ -25,7 +25,6 @@ def calibrate_command(options: argparse.Namespace) -> int:
     if options.ranks < 2:
         raise refusal('--ranks', 'a profile needs collectives', 'write 2 or more')
     need_torch()
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / 'bench.json'
         flags = ['--ranks', str(options.ranks), '--net', options.net, '--compute', options.compute]

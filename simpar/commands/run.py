@@ -150,14 +150,11 @@ def _write(options: argparse.Namespace, prediction: predict.Prediction, case: Ca
     if options.plot:
         from simpar.plot import write_figure
 
-        common.check_picture(options.plot)
-        common.make_folders(options.plot)
         write_figure(options.plot, prediction.timeline())
         written.append(str(options.plot))
     if options.html:
         from simpar.page import answer_page
 
-        common.make_folders(options.html)
         files.write_atomically(
             options.html,
             answer_page(prediction, schedule=common.schedule_text(options), notes=notes, about=common.about(case)),
@@ -173,7 +170,6 @@ def _write(options: argparse.Namespace, prediction: predict.Prediction, case: Ca
     if options.save:
         from simpar.trace_files import save_trace
 
-        common.make_folders(options.save)
         save_trace(options.save, _saved(options, prediction, case))
         written.append(str(options.save))
     return written

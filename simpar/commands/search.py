@@ -11,7 +11,7 @@ from typing import Final
 
 from simpar import files, throughput, units
 from simpar.commands import common, exporting
-from simpar.errors import Infeasible, Problem, RunFailed, refusal, refuse
+from simpar.errors import Infeasible, Problem, RunFailed, refuse
 from simpar.exporting.export import export
 from simpar.page import answer_page
 from simpar.planner import Answer, Planning, load_planning, plan, render
@@ -22,8 +22,6 @@ from simpar.sweep.table import as_markdown, side_by_side
 def sweep_command(options: argparse.Namespace) -> int:
     """Print the table; write CSV and plot where asked; raise ``Infeasible`` where no row can be."""
     sweep = load_sweep(options.file, options.set, options.sweep, module=common.graph_of(options))
-    # Before the work: a wrong suffix should not cost a sweep of minutes.
-    _check_outputs(options)
     answer = _swept(options, sweep)
     written = _write_sweep(options, answer)
     if options.markdown:
@@ -69,14 +67,6 @@ def _rows_kept(options: argparse.Namespace, progress: common.Progress) -> str:
     return f'{progress.done} of {progress.of} rows are kept in {journal}; the same command goes on from there'
 
 
-def _check_outputs(options: argparse.Namespace) -> None:
-    """Before the work: a journal of its own, pictures of a kind that can be drawn, folders for everything."""
-    if options.journal and options.journal in (options.csv, options.plot):
-        raise refusal('--journal', 'is the file of another output', 'write another name')
-    common.check_picture(options.plot)
-    common.make_folders(options.plot, options.csv, options.journal)
-
-
 def _write_sweep(options: argparse.Namespace, answer: SweepAnswer) -> list[str]:
     written: list[str] = []
     if options.csv:
@@ -96,7 +86,6 @@ def _write_sweep(options: argparse.Namespace, answer: SweepAnswer) -> list[str]:
 
 def why_not_command(options: argparse.Namespace) -> int:
     """Print sets of overlaps, the best first; raise ``Infeasible`` where none fits."""
-    common.make_folders(options.html)
     case = common.case_waited_for(options)
     with common.waiting('predicting sets of overlaps'):
         found = why_not.why_not(case, options.overlap)
@@ -127,7 +116,6 @@ def plan_command(options: argparse.Namespace) -> int:
     """Print the answer; write what is asked for; raise ``Infeasible`` where no plan fits."""
     _check_flags(options)
     planning = load_planning(options.file, options.set, module=common.graph_of(options))
-    common.make_folders(options.save, options.journal, options.plot)
     if options.devices:
         return _sizes(options, planning)
     answer = _searched(options, planning)
@@ -149,8 +137,6 @@ def _check_flags(options: argparse.Namespace) -> None:
     problems = []
     if options.save and options.save.suffix not in ('.yaml', '.yml'):
         problems.append(Problem('--save', f'not a schedule (got {options.save})', 'write a name that ends in .yaml'))
-    if options.plot and options.plot.suffix not in common.PICTURES:
-        problems.append(Problem('--plot', f'not a picture (got {options.plot})', f'write {", ".join(common.PICTURES)}'))
     if options.export:
         exporting.export_target(options.export)
     try:

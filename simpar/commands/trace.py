@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.case import load_case
-from simpar.commands.common import make_folders, print_answer
+from simpar.commands.common import print_answer
 from simpar.errors import refusal
 from simpar.files import write_atomically
 from simpar.recording.readers import joined, write_measured
@@ -60,7 +60,6 @@ def _write_page(path: Path, traces: Sequence[RankTrace]) -> None:
     if not any(trace.on_device for trace in traces):
         raise refusal('--html', 'no kernel of a device was recorded', 'leave it out')
     culprit = culprit_of(traces)
-    make_folders(path)
     said = sentence_of(traces, culprit, waits_of(traces))
     write_atomically(path, ranks_page(traces, f'{said[0].upper()}{said[1:]}.', culprit.ranks if culprit else ()))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
-from typing import Final, Literal
+from itertools import combinations, zip_longest
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -242,9 +242,10 @@ HOSTS: Final = 3
 """How many hosts, and on how many ranks lost overlap, are simulated one by one."""
 GROUPS: Final = 32
 """How many groups of ranks are looked at."""
-FEWEST: Final = 4
+FEWEST: Final = len(get_args(CauseKind)) - 1
+"""One of each kind but busy, which needs no simulation."""
 SLOTS: Final = 3_000_000
-"""How many causes are simulated: so many that all have this many slots, but a few in any case."""
+"""How many causes are simulated: so many that all have this many slots, but the fewest in any case."""
 STREAMS: Final = 6
 """Streams of a role beyond which pairs of communication streams are left out."""
 
@@ -256,15 +257,16 @@ def suspects(seen: places.Level, told: places.Own, sites: places.Sites, costs: C
         seen, told: own times, in the measurement and by the prediction, which was made with ``costs``.
         step: seconds of a measured step.
     """
-    longer = [*_longer('compute', seen, told, sites), *_longer('communication', seen, told, sites)]
-    longer.sort(key=lambda item: -item[0])
-    others = [*_late(seen, told, sites, costs, step), *_pauses(seen, told, sites)]
-    others += [] if sites.computes.all() else [*_in_turn(seen, told, sites), *_beside()]
-    found = [cause for _, cause in longer]
-    # What holds ops back comes first where that is more than what lengthens them.
-    late = float(np.abs((seen.delay - told.delay) * sites.share).sum())
-    found = [*others, *found] if longer and late > longer[0][0] else [*found, *others]
-    return found[: max(FEWEST, SLOTS // len(sites))]
+    found = [*_longer('compute', seen, told, sites), *_longer('communication', seen, told, sites)]
+    found += [*_late(seen, told, sites, costs, step), *_pauses(seen, told, sites)]
+    found += [] if sites.computes.all() else [*_in_turn(seen, told, sites), *_beside()]
+    found.sort(key=lambda item: -item[0])
+    # In turns of kinds: where few can be simulated, ten late hosts must not keep a slow link from being tried.
+    kinds: dict[CauseKind, list[Cause]] = {}
+    for _, cause in found:
+        kinds.setdefault(cause.kind, []).append(cause)
+    turns = [cause for turn in zip_longest(*kinds.values()) for cause in turn if cause]
+    return turns[: max(FEWEST, SLOTS // len(sites))]
 
 
 def _longer(kind: CauseKind, seen: places.Level, told: places.Own, sites: places.Sites) -> list[tuple[float, Cause]]:
@@ -277,8 +279,13 @@ def _longer(kind: CauseKind, seen: places.Level, told: places.Own, sites: places
     worst = _worst_ranks(np.abs(seen.run - told.run) * among, sites)
     alike = _alike(seen, told, sites, among)
     gains: dict[bytes, list[tuple[float, Cause]]] = {}
+    ranks: tuple[int, ...] = ()
+    on = places.Place().on(cells)
     for place in _places(kind, sites, [(rank,) for rank in worst] + alike):
-        mask = place.among(cells)
+        # All places on some ranks follow one another.
+        if place.ranks != ranks:
+            ranks, on = place.ranks, place.on(cells)
+        mask = on & place.named(cells)
         key = np.packbits(mask).tobytes()
         # Of places with the same sites the first stands: it is told in the fewest words.
         if key not in gains and mask.any():
@@ -312,7 +319,11 @@ def _addition(seen: Times, told: Times, count: Times) -> tuple[float, float]:
     return seconds, float((np.abs(seen - told) - np.abs(seen - told - seconds * count)).sum())
 
 
-def _late(seen: places.Level, told: places.Own, sites: places.Sites, costs: Costs, step: float) -> Iterator[Cause]:
+Suspects = Iterator[tuple[float, Cause]]
+"""Causes, each with the seconds that it explains of what ops are late, or longer."""
+
+
+def _late(seen: places.Level, told: places.Own, sites: places.Sites, costs: Costs, step: float) -> Suspects:
     """Hosts: of all ranks, and of those whose ops start latest."""
     late = seen.delay - told.delay
     ops, issues = np.bincount(sites.rank), np.bincount(sites.rank, costs.host[sites.op])
@@ -322,10 +333,13 @@ def _late(seen: places.Level, told: places.Own, sites: places.Sites, costs: Cost
         busiest = max(ranks or range(len(ops)), key=issues.__getitem__)
         amount = float((step - issues[busiest]) / ops[busiest])
         if amount > 0:
-            yield Cause(kind='host', place=places.Place(ranks=ranks), amount=amount)
+            on = sites.on(ranks)
+            share = sites.share[on]
+            _, gain = _addition(seen.delay[on] * share, told.delay[on] * share, share)
+            yield gain, Cause(kind='host', place=places.Place(ranks=ranks), amount=amount)
 
 
-def _pauses(seen: places.Level, told: places.Own, sites: places.Sites) -> Iterator[Cause]:
+def _pauses(seen: places.Level, told: places.Own, sites: places.Sites) -> Suspects:
     """Single ops that begin late, on all ranks and on one: those that lose most."""
     late = (seen.delay - told.delay) * sites.share
     count = len(sites.program.op_classes)
@@ -337,10 +351,10 @@ def _pauses(seen: places.Level, told: places.Own, sites: places.Sites) -> Iterat
             amount = float(np.median((seen.delay - told.delay)[mask]))
             if amount > 0:
                 place = places.Place(ranks=(rank,) if on else (), op=sites.program.op_classes[op].name)
-                yield Cause(kind='pause', place=place, amount=amount)
+                yield float(sums[one]), Cause(kind='pause', place=place, amount=amount)
 
 
-def _in_turn(seen: places.Level, told: places.Own, sites: places.Sites) -> Iterator[Cause]:
+def _in_turn(seen: places.Level, told: places.Own, sites: places.Sites) -> Suspects:
     """Pairs of streams, and all of them, on all ranks and on those whose ops start latest."""
     late = seen.delay - told.delay
     if late.sum() <= 0:
@@ -350,15 +364,15 @@ def _in_turn(seen: places.Level, told: places.Own, sites: places.Sites) -> Itera
     together += [(computing_on, *others)] if len(others) > 1 else []
     together += [*combinations(others, 2)] if len(others) <= STREAMS else []
     for ranks in [(), *((rank,) for rank in _worst_ranks(late, sites)[:HOSTS])]:
+        held = float(np.maximum(late * sites.share, 0.0)[sites.on(ranks)].sum())
         for streams in together:
-            yield Cause(kind='overlap', place=places.Place(ranks=ranks, streams=streams))
+            yield held, Cause(kind='overlap', place=places.Place(ranks=ranks, streams=streams))
 
 
-def _beside() -> list[Cause]:
-    return [
-        Cause(kind='compute beside communication', place=places.Place(), amount=1.25),
-        Cause(kind='communication beside compute', place=places.Place(), amount=1.25),
-    ]
+def _beside() -> Suspects:
+    # By how much they explain, only a simulation says.
+    yield 0.0, Cause(kind='compute beside communication', place=places.Place(), amount=1.25)
+    yield 0.0, Cause(kind='communication beside compute', place=places.Place(), amount=1.25)
 
 
 def _streams(sites: places.Sites) -> tuple[str, list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -44,6 +44,11 @@ class Sites:
         """Shape [N], whether a site computes."""
         kinds = np.array([op.kind == 'compute' for op in self.program.op_classes], dtype=bool)
         return np.asarray(kinds[self.op])
+
+    @cached_property
+    def words(self) -> Mapping[str, NDArray[np.str_]]:
+        """What each op class has of the words of places, by their fields."""
+        return {name: np.array([_word(op, name) for op in self.program.op_classes]) for name in _WORDS}
 
     @cached_property
     def stream(self) -> Ints:
@@ -293,15 +298,19 @@ class Place:
 
     def among(self, sites: Sites | Cells) -> Mask:
         """Shape as of the sites or cells, which of them it covers."""
-        asked = [(name, getattr(self, name)) for name in _WORDS if getattr(self, name)]
-        covered = self._on(sites)
-        if not asked:
-            return covered
-        named = [all(_word(op, name) == word for name, word in asked) for op in sites.program.op_classes]
-        return np.asarray(covered & np.array(named, dtype=bool)[sites.op], dtype=bool)
+        return self.on(sites) & self.named(sites)
 
-    def _on(self, sites: Sites | Cells) -> Mask:
-        """On its ranks. What communicates belongs to one rank if that takes part, to several if none else does."""
+    def named(self, sites: Sites | Cells) -> Mask:
+        """Shape as of the sites or cells, which of them have all of its words."""
+        fit = np.ones(len(sites.words['op']), dtype=bool)
+        for name, words in sites.words.items():
+            if word := getattr(self, name):
+                fit &= words == word
+        return np.asarray(fit[sites.op])
+
+    def on(self, sites: Sites | Cells) -> Mask:
+        """Which of them are on its ranks. What communicates belongs to one rank if that takes part, to several if none
+        else does."""
         if not self.ranks:
             return sites.on(())
         own, some = set(self.ranks), len(self.ranks) == 1
@@ -382,12 +391,12 @@ class Cells:
     """The cells of a program; shape [M] each.
 
     Arguments:
-        rank, op, channel, computes, channels: as of ``Sites``.
+        words, rank, op, channel, computes, channels: as of ``Sites``.
         seen, told: seconds of all runs of a cell; what several sites tell counts once.
         count: how many ops that are.
     """
 
-    program: Program
+    words: Mapping[str, NDArray[np.str_]]
     rank: Ints
     op: Ints
     channel: Ints
@@ -409,7 +418,7 @@ def cells_of(seen: Level, told: Own, sites: Sites, among: Mask) -> Cells:
     _, first, cell = np.unique(key, return_index=True, return_inverse=True)
     share = sites.share[among]
     return Cells(
-        program=sites.program,
+        words=sites.words,
         rank=rank[first],
         op=op[first],
         channel=channel[first],

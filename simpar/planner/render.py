@@ -14,7 +14,7 @@ import yaml
 from simpar import report
 from simpar.document import Source, dump, is_path, override, read
 from simpar.errors import SimparError
-from simpar.headline import change_in_words, than
+from simpar.headline import change_in_words, short, short_time, than
 from simpar.planner.answer import (
     Answer,
     BySize,
@@ -303,7 +303,7 @@ def front_picture(answer: Answer) -> Figure:
     axes.set_xlabel(f'step, {unit}')
     axes.set_ylabel('peak memory, GB')
     axes.legend(frameon=False, fontsize=8.5, loc='lower left', bbox_to_anchor=(1.0, 0.0))
-    title(figure, f'{words(choice)}: {format_time(choice.step)}, {format_size(choice.peak)}', [])
+    title(figure, f'{words(choice)}: {short_time(choice.step)}, {format_size(short(choice.peak))}', [])
     return figure
 
 
@@ -326,7 +326,7 @@ def sizes_picture(found: BySize) -> Figure:
     axes.legend(frameon=False, fontsize=8.5, loc='lower left', bbox_to_anchor=(1.0, 0.0))
     quick, cheap = front[0], front[-1]
     text = f'quickest on {quick.devices} device{"s" * (quick.devices > 1)}, cheapest on {cheap.devices}'
-    title(figure, f'{text} ({format_count(cheap.cost)} {found.unit})', [])
+    title(figure, f'{text} ({format_count(short(cheap.cost))} {found.unit})', [])
     return figure
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from simpar import files, units
+from simpar import files
+from simpar.headline import short_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -313,4 +314,4 @@ class Page:
         # An arrow shorter than a hundredth of the width has no room for its heads.
         if len(self.steps) > 1 and abs(self.steps[0] - self.steps[1]) > 0.01 * max(self.steps):
             since, until = min(self.steps), max(self.steps)
-            frames[self.steps.index(since)].saving(since, until, f'{units.format_time(until - since)} less')
+            frames[self.steps.index(since)].saving(since, until, f'{short_time(until - since)} less')

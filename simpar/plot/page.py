@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from simpar import headline, metrics, units
+from simpar import headline, metrics
 from simpar.plot.frame import HATCH, MOST_ZOOMED, Page, left_edge, new_figure, title
 from simpar.plot.panel import COLOURS, EASY, VISIBLE, Bar, Kind, Panel, View, view
 from simpar.plot.pipeline_page import pipeline_timeline
@@ -65,7 +65,8 @@ def timeline(
         panel, zoomed = Panel(frame, views[index % len(views)]), index >= len(views)
         panel.draw(_heading(panel, averaged, zoomed=zoomed), 0.0 if zoomed else averaged)
     page.finish(frames)
-    title(figure, answer or headline.headline(*((v.name, v.step) for v in reversed(views))), _patches(views))
+    faster = headline.headline(*((v.name, v.step) for v in reversed(views)), exact=False)
+    title(figure, answer or faster, _patches(views))
     return figure
 
 
@@ -122,10 +123,10 @@ def _heading(panel: Panel, averaged: float, *, zoomed: bool) -> str:
     v = panel.view
     if zoomed:
         window = panel.frame.window
-        return f'{v.name}: the framed {units.format_time(window[1] - window[0])}'
-    figures = f'{v.name}: {units.format_time(v.step)} a step'
+        return f'{v.name}: the framed {headline.short_time(window[1] - window[0])}'
+    figures = f'{v.name}: {headline.short_time(v.step)} a step'
     if v.metrics.communication:
-        exposed = f'{units.format_time(v.metrics.exposed)} ({v.metrics.exposed / v.step * 100:.0f} %)'
+        exposed = f'{headline.short_time(v.metrics.exposed)} ({v.metrics.exposed / v.step * 100:.0f} %)'
         figures += f', {exposed} of it exposed communication, overlap {v.metrics.overlap * 100:.0f} %'
-    shares = f'; shares of time, averaged over {units.format_time(averaged)}' if averaged else ''
+    shares = f'; shares of time, averaged over {headline.short_time(averaged)}' if averaged else ''
     return f'{figures}; rank {v.rank}{shares}'

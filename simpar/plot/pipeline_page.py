@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from simpar.headline import headline
+from simpar.headline import headline, short_time
 from simpar.plot.frame import HATCH, MOST_ZOOMED, WIDTH, Page, left_edge, new_figure, rgb, title
 from simpar.plot.pipeline_panel import (
     CHUNK_WHITE,
@@ -26,7 +26,6 @@ from simpar.plot.pipeline_panel import (
     row_name,
 )
 from simpar.trace import Trace
-from simpar.units import format_time
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,10 +62,10 @@ def pipeline_timeline(sides: list[tuple[Trace, str]]) -> Figure:
             panel.figures()
         else:
             begin, end = panel.frame.window
-            heading = f'{panel.view.name}: the framed {format_time(end - begin)}'
+            heading = f'{panel.view.name}: the framed {short_time(end - begin)}'
             panel.draw(heading, 0.0, lane_is_shares=shares[1])
     page.finish(frames)
-    title(figure, headline(*((v.name, v.step) for v in reversed(views))), _patches(views))
+    title(figure, headline(*((v.name, v.step) for v in reversed(views)), exact=False), _patches(views))
     return figure
 
 
@@ -116,10 +115,10 @@ def _patches(views: list[PipelineView]) -> list[Patch]:
 
 def _heading(view: PipelineView, averaged: float) -> str:
     """A panel's name and its figures."""
-    shares = f'; shares of time, averaged over {format_time(averaged)}' if averaged else ''
+    shares = f'; shares of time, averaged over {short_time(averaged)}' if averaged else ''
     means = [sum(seconds) / len(view.rows) / view.step * 100 for seconds in zip(*map(_bare, view.rows), strict=True)]
     means_text = f'bubble {means[0]:.0f} %, exposed communication {means[1]:.0f} %'
-    return f'{view.name}: {format_time(view.step)} a step, {means_text}{shares}'
+    return f'{view.name}: {short_time(view.step)} a step, {means_text}{shares}'
 
 
 def _bare(row: Row) -> tuple[float, float]:

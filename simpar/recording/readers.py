@@ -68,7 +68,6 @@ def write_measured(
         tree['slow_down'][kind] = {'value': round(speed, 3), 'source': seen, 'grade': 'measured'}
     tables: dict[str, Any] = {}
     written = []
-    path.parent.mkdir(parents=True, exist_ok=True)
     for kind in profiles.COLUMNS:
         rows, told = _table(profile, kind, _rows(kind, found, profile), source, dtype)
         if rows:

@@ -190,6 +190,7 @@ class Journal:
 
     def _append(self, data: bytes) -> None:
         if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             # A torn line would make the next one unreadable, too.
             os.ftruncate(self._file, self._whole)

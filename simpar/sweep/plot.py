@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from simpar.headline import gain_in_words
+from simpar.headline import gain_in_words, short, short_time
 from simpar.plot.frame import EXPOSED, FORWARD, HATCH, HIDDEN, WIDTH, new_figure, time_unit, title
 from simpar.sweep.answer import Result, SweepAnswer
 from simpar.sweep.table import best_summary, name_of, short_keys, shown
-from simpar.units import format_size, format_time
+from simpar.units import format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,7 +141,7 @@ class _Page:
         """What stands behind a bar."""
         if result.step is None:
             return result.outcome.reason
-        text = format_time(self._length(result, 'step'))
+        text = short_time(self._length(result, 'step'))
         if result.gain is not None and not result.is_baseline:
             text += f', {gain_in_words(result.gain)}'
-        return f'{text}, {format_size(result.outcome.peak)}'
+        return f'{text}, {format_size(short(result.outcome.peak))}'
