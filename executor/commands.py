@@ -491,7 +491,6 @@ def dry_run_job(options: argparse.Namespace) -> int:
     from executor.virtual.dry_run import check_time, dry_run
 
     case = load_case(options.job, options.set, limit=size.parse_limit(options.limit), module=draws.module_of(options))
-    validate.check_device(case.program)
     check_time(case.program, size.parse_limit([DRY_RUN, *options.limit]))
     try:
         found = dry_run(case.program, options.device, dtype=options.dtype)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from executor.ranks.watchdog import STREAMS
 from executor.walk import stuck
-from simpar.errors import Infeasible, ProgramError
+from simpar.errors import ProgramError
 from simpar.program import COLLECTIVES, COPY, OP_KINDS, Instance, OpClass, Partition, Program, Role, instance
 from simpar.units import format_size
 
@@ -77,14 +77,6 @@ def validate(program: Program) -> None:
         problems = list(check(program))
         if problems:
             raise ProgramError('the program cannot be executed:\n' + '\n'.join(f'  {problem}' for problem in problems))
-
-
-def check_device(program: Program) -> None:
-    """Raises ``Infeasible`` where a program has what the executor does on CPUs alone."""
-    if any(op.operator == COPY for op in program.op_classes):
-        raise Infeasible(
-            'plan.offload: the executor copies to the host on CPUs alone; write --device cpu, or leave the key out'
-        )
 
 
 def _tables(program: Program) -> Iterator[str]:

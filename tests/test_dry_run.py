@@ -8,8 +8,7 @@ from op_tables import recorded
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor import kernels
-from executor.validate import check_device
-from executor.virtual.dry_run import DryIssuer, check_time, dry_run
+from executor.virtual.dry_run import DryIssuer, FoldedComputation, check_time, dry_run
 from executor.virtual.engine import Race
 from simpar.case import load_case
 from simpar.errors import Infeasible, ProgramError
@@ -71,10 +70,45 @@ def test_what_the_program_has_in_8_bits_is_held_in_32():
     assert [one.device for one in found.bytes] == [one.program for one in found.bytes]
 
 
-def test_offload_is_refused_on_a_device():
-    check_device(program(layers=3, data=2))
-    with pytest.raises(Infeasible, match=r'plan\.offload: .* --device cpu'):
-        check_device(program(layers=3, data=2, offload=('activations',)))
+ON_HOST = {'layers': 2, 'data': 2, 'offload': ('activations', 'optimizer'), 'optimizer': AdamW(learning_rate=1e-3)}
+
+
+def test_what_waits_on_the_host_is_copied_and_is_not_counted_on_the_device():
+    found, plain = dry_run(program(**ON_HOST)), dry_run(program(**{**ON_HOST, 'offload': ()}))
+    assert found.wrong == []
+    assert [one.device for one in found.bytes] == [one.program for one in found.bytes]
+    assert found.bytes[0].device < 0.9 * plain.bytes[0].device
+    assert found.calls['copy_', 'bfloat16'] > plain.calls['copy_', 'bfloat16']
+
+
+class WithoutEventsOfCopies(DryIssuer):
+    way = 'host.out'
+
+    def _wait_for_needs(self, slot, step, stream, marks):
+        if slot.op.partition != self.way:
+            super()._wait_for_needs(slot, step, stream, marks)
+
+
+class WithoutEventsOfFetches(WithoutEventsOfCopies):
+    way = 'host.in'
+
+
+@pytest.mark.parametrize('issuer', [WithoutEventsOfCopies, WithoutEventsOfFetches])
+def test_a_copy_that_waits_for_no_event_is_named(issuer):
+    with pytest.raises(Race, match=f'on {issuer.way} of rank 0 does not wait for'):
+        dry_run(program(**ON_HOST), issuer=issuer)
+
+
+def test_a_copy_that_the_host_waits_for_is_named(monkeypatch):
+    class Blocking(FoldedComputation):
+        def copy(self, slot, step):
+            made = self.memory.room_for(slot.op)
+            for into, tensor in zip(made, self.reads(slot, step), strict=True):
+                into.copy_(tensor)
+
+    monkeypatch.setattr(DryIssuer, 'computation_of', Blocking)
+    with pytest.raises(ProgramError, match='copy without blocking'):
+        dry_run(program(**ON_HOST))
 
 
 def changed(monkeypatch, operator, phase, how):

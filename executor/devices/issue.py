@@ -17,7 +17,8 @@ from executor.devices.open import Device
 from executor.kernels import Context, context
 from executor.ranks import real, request, streams
 from executor.ranks.watchdog import RUNNING, THROUGH, Beat, Failure, Status
-from simpar.program import Instance, OpClass, instance
+from simpar.errors import Infeasible
+from simpar.program import COPY, Instance, OpClass, Tensor, instance
 from simpar.trace import Times
 
 # A rank's tensors on a device, and when the host may drop them.
@@ -63,6 +64,10 @@ class Dropped:
                 kept.append(entry)
         self._waiting[owner] = kept
 
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All that wait."""
+        return (tensor for waiting in self._waiting.values() for _, _, tensor in waiting)
+
     def over(self, position: int) -> Iterator[torch.Tensor]:
         """Give up what ops before a position have freed, once the host knows that all of them are over."""
         for owner, waiting in self._waiting.items():
@@ -91,7 +96,8 @@ class DeviceMemory(real.FedMemory):
         self._inputs: dict[int, list[torch.Tensor]] = {}
         self._place = (0, 0)
         for key, tensor in self._tensors.items():
-            self._tensors[key] = self._hold(tensor.to(device.name), 0)
+            on_host = self._program.tensor[key[0]].host
+            self._tensors[key] = self._hold(self._on_host(tensor) if on_host else tensor.to(device.name), 0)
 
     def feed(self, step: int) -> list[torch.Tensor]:
         """Copy a step's inputs to the device, on the current stream; where they are.
@@ -162,6 +168,21 @@ class DeviceMemory(real.FedMemory):
             self._tensors[key] = self._hold(result, self._place[1])
             if old is not None:
                 self._let_go(old)
+        self.check_room(op)
+
+    def on_device(self) -> int:
+        """As of ``Memory``, with what waits until its memory may be reused."""
+        live = super().on_device()
+        # What was issued to the processors has run.
+        if not self._device.kind.numbered:
+            return live
+        there = set(map(self.storage_of, self._tensors.values()))
+        waiting: dict[int, int] = {
+            self.storage_of(tensor): tensor.untyped_storage().nbytes()
+            for tensor in self._dropped.tensors()
+            if tensor.device == self._device.name
+        }
+        return live + sum(size for storage, size in waiting.items() if storage not in there)
 
     def free(self, op: OpClass, micro_batch: int, copy: int) -> None:
         """End what an op frees, as of ``Memory``, though its memory may stay for a while."""
@@ -178,6 +199,14 @@ class DeviceMemory(real.FedMemory):
             return self._tensors[key]
         except KeyError:
             raise self._absent(op, 'reads', key) from None
+
+    def _empty(self, tensor: Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return self._device.empty(self._program.local_shape(tensor), dtype, host=tensor.host)
+
+    def _on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        made = self._device.empty(tensor.shape, tensor.dtype, host=True)
+        made.copy_(tensor)
+        return made
 
     def _hold(self, tensor: torch.Tensor, stream: int) -> torch.Tensor:
         entry = self._owners.setdefault(self.storage_of(tensor), [stream, 0])
@@ -322,6 +351,8 @@ class Issuer:
                         self.watch(slot, step, stream)
                     if slot.op.kind == 'compute':
                         self.computation.compute(slot, step, where.at(*slot.part))
+                    elif slot.op.operator == COPY:
+                        self.computation.copy(slot, step)
                     else:
                         transport = self.transports[self._channels[slot.position]]
                         self.computation.communicate(slot, step, transport)
@@ -480,6 +511,10 @@ class GraphIssuer(Issuer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if any(slot.op.operator == COPY for slot in self.slots):
+            raise Infeasible(
+                'plan.offload: copies to the host are in no captured graph; write --issue eager, or leave the key out'
+            )
         self._done: dict[int, Any] | None = None
         self._captured: dict[int, Captured] = {}
         self._tails: dict[int, Any] = {}

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,13 @@ class Device:
     kind: Kind
     module: Any
     name: torch.device
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, *, host: bool = False) -> torch.Tensor:
+        """Memory of the device; or of its host, to and from which copies are asynchronous."""
+        if not host:
+            return torch.empty(shape, dtype=dtype, device=self.name)
+        made = getattr(self.module, 'empty_on_host', None)
+        return made(shape, dtype) if made else torch.empty(shape, dtype=dtype, pin_memory=self.kind.pins)
 
 
 def require(kind: str) -> None:

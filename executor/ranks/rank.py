@@ -197,7 +197,6 @@ class Rank:
 
     def _on_device(self, program: Program, request: Request) -> Prepared:
         """An accelerator, whose streams take the place of threads."""
-        validate.check_device(program)
         # Before anything else is asked of the driver.
         streams = len(program.role(self.rank).streams)
         notes = set_queues(KINDS[request.device], request.queues, streams)

@@ -23,7 +23,7 @@ from executor.ranks.request import Pair, Part, Request, Stretch
 from executor.ranks.streams import Work
 from executor.tensors import TORCH, Packing, bounds, initial, joined, persistent, slices_of, torch_dtype
 from simpar.errors import ProgramError, RunFailed
-from simpar.program import COPY, Instance, OpClass, Program, Tensor, instance
+from simpar.program import Instance, OpClass, Program, Tensor, instance
 from simpar.units import format_size
 
 # What an op of communication does with its tensors, over any transport: ``Transport`` is the seam to what carries it.
@@ -68,8 +68,6 @@ def transfer(
 
     Arguments: ``received``, memory for what comes, of a receive.
     """
-    if op.operator == COPY:
-        return [tensor.clone() for tensor in reads]
     if op.operator == 'all_reduce':
         # The reduction is in place, so a single tensor is copied first; several are copied by joining them.
         flat = _together(reads) if len(reads) > 1 else _flat(reads[0]).clone()
@@ -397,9 +395,21 @@ class Memory:
                 self._tensors[key].add_(result)
             else:
                 self._tensors[key] = result
+        self.check_room(op)
+
+    def check_room(self, op: OpClass) -> None:
+        """Raises ``RunFailed`` where an op has left more on the device than there may be."""
         if self._start.room and self.on_device() > self._start.room:
             held, room = format_size(self.on_device()), format_size(self._start.room)
             raise RunFailed(f'{op.name} on rank {self._rank} is out of memory: {held} of {room}')
+
+    def room_for(self, op: OpClass) -> list[torch.Tensor]:
+        """Memory for what comes to an op, where each of it belongs."""
+        made = map(self._program.tensor.__getitem__, op.writes)
+        return [self._empty(one, torch_dtype(one.dtype, self._start.dtype)) for one in made]
+
+    def _empty(self, tensor: Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(self._program.local_shape(tensor), dtype=dtype)
 
     def on_device(self) -> int:
         """Bytes of all tensors that are not on the host; views of a weight have none."""
@@ -519,13 +529,15 @@ class Computation:
         """Carry out a collective, send or receive, and keep what comes."""
         received: list[torch.Tensor] = []
         if slot.op.kind == 'recv':
-            program = self._start.program
-            received = [
-                torch.empty(program.local_shape(one), dtype=torch_dtype(one.dtype, self._start.dtype),
-                            device=self.where.device)
-                for one in map(program.tensor.__getitem__, slot.op.writes)
-            ]  # fmt: skip
+            received = self.memory.room_for(slot.op)
         self.keep(slot, transfer(slot.op, transport, self.reads(slot, step), received))
+
+    def copy(self, slot: walk.Slot, step: int) -> None:
+        """Copy to the host or back, on the current stream; the host does not wait for it."""
+        made = self.memory.room_for(slot.op)
+        for into, tensor in zip(made, self.reads(slot, step), strict=True):
+            into.copy_(tensor, non_blocking=True)
+        self.keep(slot, made)
 
     def keep(self, slot: walk.Slot, results: list[torch.Tensor]) -> None:
         """Store what an op gives, and end what it frees."""

@@ -8,14 +8,14 @@ wait for another that it should have waited for.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from executor.virtual.engine import DEVICES, Capture, Clock, Pool, Queue, join, state
-from executor.virtual.tensor import KIND, register
+from executor.virtual.tensor import KIND, pinned, register
 from simpar.errors import ProgramError
 
 _names = itertools.count()
@@ -181,6 +181,11 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 def memory_reserved(device: Any = None) -> int:
     """Bytes in tensors, and kept for later ones."""
     return sum(pool.reserved for pool in state.pools_of(_index(device)))
+
+
+def empty_on_host(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """What ``torch.empty(..., pin_memory=True)`` is elsewhere."""
+    return pinned(size, dtype)
 
 
 def manual_seed_all(seed: int) -> None:

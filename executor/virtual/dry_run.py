@@ -31,14 +31,14 @@ from executor.ranks.collectives import Messages
 from executor.ranks.real import Computation, Native, Start, Transport, device_transports, transfer
 from executor.ranks.request import Request
 from executor.tensors import persistent, torch_dtype
-from executor.virtual.engine import Lease, Pool, state
+from executor.virtual.engine import HostLease, Lease, Pool, state
 from executor.virtual.tensor import READ_BY_HOST, Form, flat, form_of, touches, unflat, written
 from executor.virtual.transport import VirtualTransport, ends_of, watch_of
 from executor.walk import Slot
 from simpar.errors import Infeasible, ProgramError
 from simpar.files import read_csv
 from simpar.memory import memory, sequential
-from simpar.program import COPY, OpClass, Program
+from simpar.program import OpClass, Program
 from simpar.size import Limit
 from simpar.units import format_size, format_time
 
@@ -134,9 +134,11 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
             return self._twice(func, leaves, shape)
         if not fakes and self.kind not in named:
             return func(*args, **kwargs)
-        ours = [leaf for leaf in fakes if leaf.device.type == self.kind]
+        ours = [leaf for leaf in fakes if self._is_ours(leaf)]
         if state.issuing and ours and (func in READ_BY_HOST or 'cpu' in named):
             raise ProgramError(f'{func} is {READ}')
+        if state.issuing and func is aten.copy_.default and _blocks(*args, **kwargs):
+            raise ProgramError(f'{func} between host and device {BLOCKS}')
         with self.plain():
             found = super().__torch_dispatch__(func, types, args, kwargs)
         results = [one for one in (found if isinstance(found, tuple | list) else [found]) if self._is_ours(one)]
@@ -217,11 +219,20 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
         return found
 
     def _is_ours(self, one: Any) -> bool:
-        return isinstance(one, FakeTensor) and one.device.type == self.kind
+        """Whether it is of the device, or of the host's memory that devices copy to and from."""
+        return isinstance(one, FakeTensor) and (one.device.type == self.kind or hasattr(one, 'lease'))
+
+    def empty_on_host(self, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Pinned memory of the host, without numbers."""
+        with self.plain():
+            made = torch.empty(size, dtype=dtype)
+        made.lease, made.form = HostLease(made.nbytes, state.engine.races, 'meta'), form_of(made)
+        return made
 
     def _issue(self, func: Any, leaves: list[Any], shape: Any, ours: list[torch.Tensor], results: list[Any]) -> None:
         """A task that does nothing, with what it reads and writes."""
-        device = torch.device('virtual', (ours or results)[0].device.index)
+        there = [one.device.index for one in (*ours, *results) if one.device.type == self.kind]
+        device = torch.device('virtual', (*there, state.device)[0])
         queue = state.current_queue(device)
         leases = {storage(one): one.lease for one in ours}
         fresh = []
@@ -283,6 +294,7 @@ MET: Final = {
 }
 """Calls of ``torch.distributed`` → collectives; what comes is their first argument, what goes the second."""
 READ: Final = 'read by the host inside of a step; a device would stand still meanwhile'
+BLOCKS: Final = 'has the host wait for the device inside of a step; copy without blocking'
 NUMBERS: Final = {
     torch.Tensor.item,
     torch.Tensor.tolist,
@@ -351,6 +363,11 @@ def _part(x: torch.Tensor, index: tuple[Any, ...]) -> tuple[torch.Tensor, list[t
             x = x.unsqueeze(dim) if one is None else aten.slice.Tensor(x, dim, one.start, one.stop, one.step or 1)
             places.append(None)
     return x, places
+
+
+def _blocks(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> bool:
+    """Whether the host waits for a copy: one between it and a device that was not told otherwise."""
+    return not non_blocking and into.device.type != source.device.type and source.dim() > 0
 
 
 def _nothing() -> None:
@@ -423,7 +440,9 @@ class Counted(DeviceMemory):
         super()._let_go(tensor)
 
     def _count(self, tensor: torch.Tensor, by: int) -> None:
-        """One tensor more, or less, in some memory."""
+        """One tensor more, or less, in some memory of the device."""
+        if tensor.device != self._device.name:
+            return
         key, size = self.storage_of(tensor), lease_of(tensor).asked
         before = self._uses[key]
         self._uses[key] += by
@@ -449,7 +468,7 @@ class FoldedComputation(Computation):
     def communicate(self, slot: Slot, step: int, transport: Transport) -> None:
         """Carry out a collective as a kernel is run; messages are issued call by call, for they come in batches."""
         op = slot.op
-        if op.kind != 'collective' or op.operator in (COPY, 'send_recv'):
+        if op.kind != 'collective' or op.operator == 'send_recv':
             super().communicate(slot, step, transport)
             return
         reads = self.reads(slot, step)
@@ -658,7 +677,8 @@ def _issued(
     Arguments: ``number``, of its device; ``ends``, where its calls meet those of others.
     """
     kind = replace(KINDS[request.device], backend='fake')
-    module = SimpleNamespace(**{**vars(virtual), 'device_count': lambda: program.world})
+    own = {'device_count': lambda: program.world, 'empty_on_host': mode.empty_on_host}
+    module = SimpleNamespace(**{**vars(virtual), **own})
     device = Device(kind, module, torch.device(kind.name, number))
     groups = device_transports(program, rank, device, {}, request, datetime.timedelta(minutes=1), {})
     transports = {key: Batched(mode, group) for key, group in groups.items() if isinstance(group, Native)}

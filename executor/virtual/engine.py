@@ -84,6 +84,10 @@ class Races:
         kept.append(access)
         self._past[place] = kept
 
+    def forget(self, place: Hashable) -> None:
+        """A place is gone; another may get its name."""
+        self._past.pop(place, None)
+
     def check(self) -> None:
         """Raises ``Race`` where there was any."""
         if self.found:
@@ -286,11 +290,11 @@ GARBAGE: Final = 0xFF
 
 
 class Block:
-    """Some bytes of a device, and the stream to which they return."""
+    """Some bytes of a device, and the stream to which they return; of the host, to none."""
 
     __slots__ = ('memory', 'queue', 'size')
 
-    def __init__(self, size: int, queue: Queue, device: str) -> None:
+    def __init__(self, size: int, queue: Queue | None, device: str) -> None:
         self.size = size
         self.queue = queue
         self.memory = torch.full((size,), GARBAGE, dtype=torch.uint8, device=device)
@@ -314,8 +318,24 @@ class Lease:
         # As a torch storage tells who it is.
         return id(self.block)
 
+    def nbytes(self) -> int:
+        """The bytes that are used, as a torch storage tells them."""
+        return self.asked
+
     def __del__(self) -> None:
         self.pool.give_back(self.block, self.asked)
+
+
+class HostLease(Lease):
+    """Memory of the host that devices copy to and from. No stream owns it; what was issued keeps it until it ran."""
+
+    __slots__ = ('_races',)
+
+    def __init__(self, size: int, races: Races, device: str = 'cpu') -> None:
+        self.block, self.asked, self._races = Block(size, None, device), size, races
+
+    def __del__(self) -> None:
+        self._races.forget(id(self.block))
 
 
 class Pool:
@@ -353,6 +373,7 @@ class Pool:
         """The host has dropped the last tensor."""
         self.asked -= asked
         self.allocated -= block.size
+        assert block.queue is not None
         self._free[block.queue.number, block.size].append(block)
 
 
@@ -406,6 +427,8 @@ class Capture:
 # The virtual accelerators of this process: their engine, memory and streams, and which stream is current.
 
 DEVICES: Final = 64
+HOST: Final = DEVICES
+"""The number of what stands for the memory of the host that devices copy to and from."""
 
 
 class State:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from executor.virtual.engine import Lease, Queue, Touch, state
+from executor.virtual.engine import HOST, HostLease, Lease, Queue, Touch, state
 from simpar.errors import ProgramError
 
 KIND: Final = 'virtual'
@@ -102,8 +102,12 @@ class Part(NamedTuple):
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Issue one operation."""
     leaves, shape = flat(args, kwargs)
-    if state.issuing and func in COPIES and _from_host(func, args, kwargs):
-        raise ProgramError(f'{func} from the host has it wait for the device inside of a step; copy without blocking')
+    if state.issuing and func in COPIES and _blocks(func, args, kwargs):
+        raise ProgramError(f'{func} has the host wait for the device inside of a step; copy without blocking')
+    if func is aten.copy_.default and all(map(_is_on_host, args[:2])):
+        # Between two tensors of the host that is done at once, by the host itself.
+        args[0].cells.copy_(args[1])
+        return args[0]
     if func in READ_BY_HOST or _to_host(func, args, kwargs):
         return _on_host(func, leaves, shape)
     forms = [_form(leaf) for leaf in leaves]
@@ -235,14 +239,24 @@ def _to_host(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return func is aten.copy_.default and not isinstance(args[0], VirtualTensor)
 
 
-def _from_host(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether it copies from the host, and is not told that the host need not wait."""
+def _blocks(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether it copies from the host, or to its pinned memory, and is not told that the host need not wait."""
     if func is aten._to_copy.default:
-        source, waits = args[0], not kwargs.get('non_blocking', False)
+        ends, waits = args[:1], not kwargs.get('non_blocking', False)
     else:
-        source, waits = args[1], not (args[2] if len(args) > 2 else kwargs.get('non_blocking', False))
+        ends, waits = args[:2], not (args[2] if len(args) > 2 else kwargs.get('non_blocking', False))
     # A number of the host goes with the launch.
-    return waits and source.device == CPU and source.dim() > 0
+    return waits and any(map(_is_on_host, ends)) and ends[-1].dim() > 0
+
+
+def _is_on_host(tensor: torch.Tensor) -> bool:
+    return bool(tensor.device == CPU or tensor.device.index == HOST)
+
+
+def pinned(size: Sequence[int], dtype: torch.dtype) -> VirtualTensor:
+    """Memory of the host that only tasks read and write."""
+    like = torch.empty(size, dtype=dtype, device='meta')
+    return VirtualTensor(form_of(like), HostLease(like.nbytes, state.engine.races), torch.device(KIND, HOST))
 
 
 def _device(leaves: list[Any]) -> torch.device:
@@ -250,7 +264,9 @@ def _device(leaves: list[Any]) -> torch.device:
     for leaf in leaves:
         if isinstance(leaf, torch.device) and leaf.type == KIND:
             return state.with_index(leaf)
-    return next(leaf.device for leaf in leaves if isinstance(leaf, VirtualTensor))
+    there = [leaf.device for leaf in leaves if isinstance(leaf, VirtualTensor)]
+    # A copy to the host runs on the device that it comes from.
+    return next((device for device in there if device.index != HOST), there[0])
 
 
 def flat(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
