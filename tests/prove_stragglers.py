@@ -259,7 +259,7 @@ def asked(trace, folder):
     write_kineto(Path(folder), trace)
     traces = read_traces(Path(folder))
     culprit = culprit_of(traces)
-    return culprit, sentence_of(traces, culprit, waits_of(traces))
+    return culprit, sentence_of(traces, culprit, waits_of(traces), [])
 
 
 def right(culprit, truth):

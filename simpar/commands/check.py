@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from simpar import keys, listing, metrics
 from simpar.case import Case
-from simpar.commands.common import case_waited_for, executor_flags, print_json, start, waiting
+from simpar.commands.answers import print_json
+from simpar.commands.common import case_waited_for, executor_flags, start, waiting
 from simpar.program import BYTES
 from simpar.units import format_size
 

@@ -1,4 +1,4 @@
-"""What verbs share: the case of a file, one JSON object or text, networks, pictures, lines of progress, the executor.
+"""What verbs share: the case of a file, networks, pictures, lines of progress, the executor.
 
 The executor, ``python -m executor``, runs in a process of its own: simpar itself never imports torch.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -20,7 +19,7 @@ from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from simpar import errors, size, units
 from simpar.case import Case, case_of, cluster_of
@@ -29,19 +28,6 @@ from simpar.schedule import Schedule, load_schedule
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-def print_json(value: object) -> None:
-    """One JSON object and nothing else; numbers that are not finite are a mistake of ours."""
-    print(json.dumps(value, ensure_ascii=False, allow_nan=False))
-
-
-def print_answer(options: argparse.Namespace, as_dict: Callable[[], Any], as_text: Callable[[], str]) -> None:
-    """An answer for programs with ``--json``, or for a person."""
-    if options.json:
-        print_json(as_dict())
-    else:
-        sys.stdout.write(as_text())
 
 
 def schedule_text(options: argparse.Namespace) -> str:

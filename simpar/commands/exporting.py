@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from simpar.commands.common import print_json
+from simpar.commands.answers import print_json
 from simpar.errors import refusal
 from simpar.exporting import export, onto, settings
 from simpar.files import unwritable, write_atomically

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from simpar import calibrate, predict, profiles, schedule, size, trace_files, workload
 from simpar.case import Case, cluster_of, load_case
-from simpar.commands.common import print_answer, print_json
+from simpar.commands.answers import print_answer, print_json
 from simpar.commands.trace import trace_lines, trace_to_dict
 from simpar.cost import compute, price
 from simpar.document import override, tree

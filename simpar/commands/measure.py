@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from simpar.case import Case, on_net
+from simpar.commands.answers import print_answer, print_json
 from simpar.commands.common import (
     about,
     case_waited_for,
     executor_flags,
     need_torch,
     net_of,
-    print_answer,
-    print_json,
     schedule_text,
     start,
 )

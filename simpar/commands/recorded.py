@@ -8,7 +8,8 @@ from pathlib import Path
 
 from simpar import chakra, profiles, recording, shipped, size, units
 from simpar.calibrate import Calibration, calibrate, figures, load_record, require_profile_path, write_profile
-from simpar.commands.common import Progress, need_torch, print_answer, waiting
+from simpar.commands.answers import print_answer
+from simpar.commands.common import Progress, need_torch, waiting
 from simpar.errors import refusal
 from simpar.recording import replay as recording_text
 from simpar.validate import memory, run

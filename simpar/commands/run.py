@@ -18,7 +18,7 @@ import yaml
 
 from simpar import errors, files, pipeline, plans, predict, profiles
 from simpar.case import Case, check_memory, memory_notes, on_net, written_out
-from simpar.commands import common
+from simpar.commands import answers, common
 from simpar.cost.price import price
 from simpar.engine import loop, simulate
 from simpar.lower import lower
@@ -65,7 +65,7 @@ def run_command(options: argparse.Namespace) -> int:
         if budget:
             run = training_run(budget, case.throughput, prediction.step)
             answer['training'] = run_to_dict(budget, run)
-        common.print_json({**answer, 'written': written})
+        answers.print_json({**answer, 'written': written})
     elif options.quiet:
         from simpar.report import answer as in_a_sentence
 
@@ -194,7 +194,7 @@ def resolve_command(options: argparse.Namespace) -> int:
     with common.waiting('writing choices'):
         tree = written_out(case)
     if options.json:
-        common.print_json(tree)
+        answers.print_json(tree)
     else:
         yaml.safe_dump(tree, sys.stdout, sort_keys=False, allow_unicode=True, width=120)
     limit = case.cluster.profile.device.sustained

@@ -14,7 +14,7 @@ from typing import Final
 import yaml
 
 from simpar import case, hardware, schedule
-from simpar.commands.common import print_answer
+from simpar.commands.answers import print_answer
 
 STORE, MEETING = 29500, 29400
 """Ports on the first host: of the ranks' store, and of the preflight before it."""

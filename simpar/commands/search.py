@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Final
 
 from simpar import files, throughput, units
-from simpar.commands import common, exporting
+from simpar.commands import answers, common, exporting
 from simpar.errors import Infeasible, Problem, RunFailed, refuse
 from simpar.exporting.export import export
 from simpar.page import answer_page
@@ -27,7 +27,7 @@ def sweep_command(options: argparse.Namespace) -> int:
     if options.markdown:
         sys.stdout.write(side_by_side(answer, options.across) if options.across else as_markdown(answer))
     else:
-        common.print_answer(
+        answers.print_answer(
             options,
             lambda: {**table.to_dict(answer), 'written': written},
             lambda: table.render(answer) + ''.join(f'wrote {name}\n' for name in written),
@@ -101,7 +101,7 @@ def why_not_command(options: argparse.Namespace) -> int:
         files.write_atomically(options.html, page)
     wrote = f'wrote {options.html}\n' if options.html else ''
     warnings = ''.join(f'Note: {line}\n' for line in (*case.beside_stack, *case.left_out))
-    common.print_answer(options, found.to_dict, lambda: found.render() + warnings + wrote)
+    answers.print_answer(options, found.to_dict, lambda: found.render() + warnings + wrote)
     sys.stdout.flush()
     if found.best is None and found.verdicts:
         raise Infeasible('no set of overlaps fits; the table says why')
@@ -121,7 +121,7 @@ def plan_command(options: argparse.Namespace) -> int:
     answer = _searched(options, planning)
     found = plan.Planned(answer=answer) if options.brief else _explained(options, answer)
     written = _write_plan(options, planning, answer)
-    common.print_answer(
+    answers.print_answer(
         options,
         lambda: render.to_dict(answer, found.why, found.robustness),
         lambda: render.render(answer, found.why, found.robustness) + ''.join(f'wrote {path}\n' for path in written),
@@ -173,7 +173,7 @@ def _sizes(options: argparse.Namespace, planning: Planning) -> int:
 
         write_figure(options.plot, found.plot())
     wrote = f'wrote {options.plot}\n' if options.plot and found.front else ''
-    common.print_answer(options, lambda: render.sizes_to_dict(found), lambda: render.render_sizes(found) + wrote)
+    answers.print_answer(options, lambda: render.sizes_to_dict(found), lambda: render.render_sizes(found) + wrote)
     sys.stdout.flush()
     if not found.front and all(one.answer.complete for one in found.found):
         raise Infeasible('no plan fits on any of these numbers of devices')

@@ -8,16 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from simpar.case import load_case
-from simpar.commands.common import print_answer
+from simpar.commands.answers import print_answer
 from simpar.errors import refusal
 from simpar.files import write_atomically
-from simpar.recording.readers import joined, write_measured
-from simpar.traces import Culprit, Figures, RankTrace, Waits, culprit_of, figures, read_traces, step_figures, waits_of
+from simpar.traces import Culprit, Figures, Kernels, RankTrace, Waits, culprit_of, read_traces, step_figures, waits_of
 from simpar.traces.blame import LEAST, Cause
 from simpar.traces.flight import FLIGHT, Stuck, stuck_of
 from simpar.traces.replay import LIMITS, WhatIf, change_of, what_if
-from simpar.traces.summary import whole
+from simpar.traces.summary import figures, whole
 from simpar.traces.table import COMMUNICATION
 from simpar.units import format_time
 
@@ -60,8 +58,12 @@ def _write_page(path: Path, traces: Sequence[RankTrace]) -> None:
     if not any(trace.on_device for trace in traces):
         raise refusal('--html', 'no kernel of a device was recorded', 'leave it out')
     culprit = culprit_of(traces)
-    said = sentence_of(traces, culprit, waits_of(traces))
+    said = sentence_of(traces, culprit, waits_of(traces), _steps(traces))
     write_atomically(path, ranks_page(traces, f'{said[0].upper()}{said[1:]}.', culprit.ranks if culprit else ()))
+
+
+def _steps(traces: Sequence[RankTrace]) -> list[list[tuple[str, Figures]]]:
+    return [list(step_figures(trace)) for trace in traces]
 
 
 def _answer(words: Sequence[str], found: WhatIf, *, scaled: bool) -> Iterator[str]:
@@ -87,6 +89,9 @@ def _answer(words: Sequence[str], found: WhatIf, *, scaled: bool) -> Iterator[st
 
 def _of_schedule(options: argparse.Namespace, traces: Sequence[RankTrace]) -> WhatIf:
     """A step of the recording's schedule, and of one with other keys, both by what its ops took."""
+    from simpar.case import load_case
+    from simpar.recording.readers import joined, write_measured
+
     case = load_case(options.schedule)
     found = joined(case.program, traces)
     if not found.lines or not found.step:
@@ -110,22 +115,26 @@ def _names(pattern: str | None) -> re.Pattern[str] | None:
         raise refusal('--communication', what, "write e.g. 'my_all_gather|my_dispatch'") from None
 
 
-def sentence_of(traces: Sequence[RankTrace], culprit: Culprit | None, waits: Mapping[int, Waits]) -> str:
-    """Who makes whom wait, first."""
+def sentence_of(
+    traces: Sequence[RankTrace],
+    culprit: Culprit | None,
+    waits: Mapping[int, Waits],
+    steps: Sequence[Sequence[tuple[str, Figures]]],
+) -> str:
+    """Who makes whom wait, first. Arguments: ``steps``, the figures of each trace."""
     if any(trace.format == FLIGHT for trace in traces):
         return _hangs(traces, stuck_of(traces))
     if culprit:
         return _blamed(culprit)
     if len(traces) == 1:
-        return _alone(traces[0])
+        return _alone([step for _, step in steps[0]])
     if not waits:
         return 'no collective of one rank was found on another, so nobody can be said to wait for another'
     return f'no single rank makes the others wait {LEAST:.0%} of a step'
 
 
-def _alone(trace: RankTrace) -> str:
+def _alone(steps: Sequence[Figures]) -> str:
     """What the device of a rank does, of which no peer was recorded."""
-    steps = [step for _, step in step_figures(trace)]
     span = sum(step.span for step in steps) or 1.0
     computing, exposed, idle = (
         f'{sum(getattr(step, name) for step in steps) / span:.0%}' for name in ('computing', 'exposed', 'idle')
@@ -174,15 +183,15 @@ def _blamed(one: Culprit) -> str:
 
 def trace_lines(traces: Sequence[RankTrace]) -> Iterator[str]:
     """The answer as text: the sentence, a row a step, and what the reader must know."""
-    yield f'{sentence_of(traces, culprit_of(traces), waits_of(traces))}.'
+    steps = _steps(traces)
+    yield f'{sentence_of(traces, culprit_of(traces), waits_of(traces), steps)}.'
     yield ''
     if all(trace.format == FLIGHT for trace in traces):
         yield 'A flight recorder tells who came to which collective, not how long anything took.'
         return
     heads = ('span', 'computing', 'communication', 'exposed', 'overlapped', 'copies', 'idle')
     yield f'{"rank":>4} {"step":>8} ' + ' '.join(f'{head:>13}' for head in heads)
-    for trace in traces:
-        of_steps = list(step_figures(trace))
+    for trace, of_steps in zip(traces, steps, strict=True):
         for name, found in of_steps[:SHOWN]:
             cells = ' '.join(f'{format_time(getattr(found, head)):>13}' for head in heads)
             yield f'{trace.rank:>4} {name or "all":>8} {cells}'
@@ -211,9 +220,9 @@ def _ungrouped(trace: RankTrace) -> bool:
 
 def trace_to_dict(traces: Sequence[RankTrace]) -> dict[str, Any]:
     """The same for programs; seconds."""
-    culprit, waits = culprit_of(traces), waits_of(traces)
+    culprit, waits, steps = culprit_of(traces), waits_of(traces), _steps(traces)
     return {
-        'sentence': sentence_of(traces, culprit, waits),
+        'sentence': sentence_of(traces, culprit, waits, steps),
         'culprit': asdict(culprit) if culprit else None,
         'ranks': [
             {
@@ -221,21 +230,20 @@ def trace_to_dict(traces: Sequence[RankTrace]) -> dict[str, Any]:
                 'world': trace.world or None,
                 'device': trace.device,
                 'format': trace.format,
-                'kernels': len(kernels) if (kernels := whole(trace)) is not None else None,
-                'whole': asdict(_whole(trace)),
-                'steps': [{'step': name, **asdict(found)} for name, found in step_figures(trace)],
+                'kernels': len(kernels) if kernels is not None else None,
+                'whole': asdict(_whole(kernels, of_steps)),
+                'steps': [{'step': name, **asdict(found)} for name, found in of_steps],
                 'waits': asdict(waits[trace.rank]) if trace.rank in waits else None,
                 'notes': list(trace.notes),
             }
-            for trace in traces
+            for trace, of_steps, kernels in zip(traces, steps, map(whole, traces), strict=True)
         ],
     }
 
 
-def _whole(trace: RankTrace) -> Figures:
+def _whole(kernels: Kernels | None, steps: Sequence[tuple[str, Figures]]) -> Figures:
     """Of all whole steps together; of totals alone, their sums."""
-    kernels = whole(trace)
     if kernels is not None:
         return figures(kernels)
-    rows = [asdict(found) for _, found in step_figures(trace)]
+    rows = [asdict(found) for _, found in steps]
     return Figures(**{name: sum(row[name] for row in rows) for name in Figures.__slots__})

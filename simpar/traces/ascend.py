@@ -7,20 +7,22 @@ import json
 import re
 import zlib
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
 import msgspec
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from simpar.errors import ScheduleError, refusal
 from simpar.files import read_regular
+from simpar.traces.cells import Cells, cells_of
 from simpar.traces.stream import Plain, Stream, opened
-from simpar.traces.table import COMMUNICATION, COMPUTE, NO_STEP, Listed, RankTrace
+from simpar.traces.table import COMMUNICATION, COMPUTE, NO_STEP, Ints, Kernels, Listed, RankTrace
 
 MOST_BYTES: Final = 2**31
 COMPUTING: Final = frozenset({
@@ -56,7 +58,14 @@ TOTALS: Final[Mapping[str, str]] = {
 UNITS: Final = {'': 1000, 'us': 1000, 'ns': 1, 'ms': 1_000_000}
 """Nanoseconds of the units that stand in brackets behind a column of times."""
 _MOST_DIGITS: Final = 16
-"""Of microseconds since 1970, until the year 2286; nanoseconds of them are integers of 64 bits."""
+"""Of microseconds since 1970, until the year 2286."""
+_MOST: Final = 2**62
+"""Nanoseconds, of which two are an integer of 64 bits: until the year 2116."""
+_PLACES: Final = {1: 0, 1000: 3, 1_000_000: 6}
+"""Decimal places that tell nanoseconds, by unit."""
+_POINT, _TAB, _ZERO = b'.\t0'
+_LEFT_OUT: Final = -1
+_NEW: Final = -2
 _NO_STEPS: Final = frozenset({'', 'N/A'})
 _GROUP = re.compile(r'__(\d+)_\d+(?:_\d+)?$')
 _RANK = re.compile(r'_(\d+)$')
@@ -68,13 +77,16 @@ def nanoseconds(text: str, unit: int = 1000) -> int:
     Arguments: ``unit``, nanoseconds of what the text counts. Raises ``ValueError`` for what is no number.
     """
     whole, _, part = text.strip().partition('.')
-    both = whole + part
+    both, digits = whole + part, whole.removeprefix('-')
     if unit == 1000 and len(part) == 3 and len(whole) <= _MOST_DIGITS and both.isdecimal():
-        return int(both)
-    digits = whole.removeprefix('-')
-    if not digits.isdecimal() or len(digits) > _MOST_DIGITS + 3 * (unit == 1) or (part and not part.isdecimal()):
+        found = int(both)
+    elif not digits.isdecimal() or len(digits) > _MOST_DIGITS + 3 * (unit == 1) or (part and not part.isdecimal()):
         raise ValueError(f'no number of microseconds: {text!r}')
-    return int(whole) * unit + int((part + '0' * 9)[:9]) * unit // 10**9 * (-1 if whole.startswith('-') else 1)
+    else:
+        found = int(whole) * unit + int((part + '0' * 9)[:9]) * unit // 10**9 * (-1 if whole.startswith('-') else 1)
+    if abs(found) >= _MOST:
+        raise ValueError(f'no time before the year 2116: {text!r}')
+    return found
 
 
 def duration(text: str, unit: int = 1000) -> int:
@@ -113,13 +125,20 @@ def text_of(path: Path) -> str:
 @contextmanager
 def rows_of(path: Path) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
     """Head and rows of a CSV file, ``.gz`` or not, row by row; without the byte order mark that some exports have."""
+    with _table(path) as file, io.TextIOWrapper(cast('IO[bytes]', file), encoding='utf-8-sig', newline='') as text:
+        lines = filter(None, csv.reader(text))
+        head, first = next(lines, []), next(lines, None)
+        if first is None:
+            raise refusal(path, 'has no row', 'record at least one step')
+        yield [cell.strip() for cell in head], chain([first], lines)
+
+
+@contextmanager
+def _table(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+    """A file that is read as CSV; what is none is refused."""
     try:
-        with opened(path) as file, io.TextIOWrapper(cast('IO[bytes]', file), encoding='utf-8-sig', newline='') as text:
-            lines = filter(None, csv.reader(text))
-            head, first = next(lines, []), next(lines, None)
-            if first is None:
-                raise refusal(path, 'has no row', 'record at least one step')
-            yield [cell.strip() for cell in head], chain([first], lines)
+        with opened(path) as file:
+            yield file
     except csv.Error as error:
         raise refusal(path, f'is no table: {error}', 'export it again') from None
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
@@ -132,33 +151,10 @@ def read_kernel_details(path: Path) -> list[RankTrace]:
     A rank's, or, where rows of several devices are in one table, as msprof has them, a recording of each device.
     """
     steps: dict[str, int] = {}
-    devices: dict[str, Listed] = defaultdict(Listed)
     strange: set[str] = set()
-    # What is told of rows that differ by their times alone: their table, and what they do; None of what is left out.
-    seen: dict[tuple[str, ...], tuple[Listed, int] | None] = {}
-    with rows_of(path) as (head, lines):
+    with rows_of(path) as (head, _):
         place, unit = _places(path, head)
-        keys = [key for key in COLUMNS if key in place and key not in _TIMES]
-        # Of one column alone there would be no tuple.
-        others_of = itemgetter(*(place[key] for key in (*keys, 'name')))
-        begin_at, lasts_at = (place[key] for key in _TIMES)
-        for number, line in enumerate(lines, 2):
-            if len(line) < len(head):
-                line.extend([''] * (len(head) - len(line)))
-            others = others_of(line)
-            try:
-                found = seen[others]
-            except KeyError:
-                found = seen[others] = _told(dict(zip(keys, others, strict=False)), steps, devices, strange)
-            if found is None:
-                continue
-            rows, code = found
-            try:
-                begin = nanoseconds(line[begin_at], unit['begin'])
-                rows.add(begin, begin + duration(line[lasts_at], unit['lasts']), code)
-            except ValueError as error:
-                raise refusal(f'{path}:{number}', f'{error}; write it as the export has it') from None
-    tables = [(rank, rows.kernels()) for rank, rows in _ranks(path, devices, strange)]
+    tables = _ranks(path, _listed(path, place, unit, steps, strange), strange)
     stepless = sum(int((table.step == NO_STEP).sum()) for _, table in tables)
     left = (f'{stepless} tasks of no step are left out',) if steps and stepless else ()
     return [
@@ -174,12 +170,70 @@ def read_kernel_details(path: Path) -> list[RankTrace]:
     ]
 
 
-def _told(
-    cells: Mapping[str, str], steps: dict[str, int], devices: Mapping[str, Listed], strange: set[str]
-) -> tuple[Listed, int] | None:
-    """The table of a row's device, and the row's number there but for its times; None where it is of neither kind.
+def _listed(
+    path: Path, place: Mapping[str, int], unit: Mapping[str, int], steps: dict[str, int], strange: set[str]
+) -> Listed:
+    """The rows of all devices. Arguments: as ``_places`` has them; ``steps`` and ``strange`` are filled."""
+    found, number = Listed(), 2
+    keys = [key for key in COLUMNS if key in place and key not in _TIMES]
+    parts = _side_by_side([place[key] for key in keys])
+    # The code of rows that differ by their times alone, by what is written in their other columns.
+    codes: dict[bytes, int] = {}
+    with _table(path) as file:
+        for cells in cells_of(file):
+            alike = cells.digests(parts)
+            code = np.array([codes.get(one, _NEW) for one in alike], dtype=np.int64)
+            for row in np.flatnonzero(code == _NEW).tolist():
+                if alike[row] not in codes:
+                    told = {key: cells.cell(row, place[key]) for key in keys}
+                    codes[alike[row]] = _code(told, steps, found, strange)
+                code[row] = codes[alike[row]]
+            rows = code != _LEFT_OUT
+            (begin, plain), (lasts, also) = (_plain(cells, place[key], unit[key]) for key in _TIMES)
+            try:
+                for row in np.flatnonzero(rows & ~(plain & also)).tolist():
+                    begin[row] = nanoseconds(cells.cell(row, place['begin']), unit['begin'])
+                    lasts[row] = duration(cells.cell(row, place['lasts']), unit['lasts'])
+            except ValueError as error:
+                raise refusal(f'{path}:{number + row}', f'{error}; write it as the export has it') from None
+            found.extend(begin[rows], (begin + lasts)[rows], code[rows])
+            number += len(cells)
+    return found
 
-    Arguments: ``cells`` by the keys of ``COLUMNS``; ``steps`` and ``strange`` are filled.
+
+def _side_by_side(places: Collection[int]) -> list[tuple[int, int]]:
+    """The first and the last of columns that stand side by side."""
+    found: list[tuple[int, int]] = []
+    for place in sorted(places):
+        first = found.pop()[0] if found and found[-1][1] == place - 1 else place
+        found.append((first, place))
+    return found
+
+
+def _plain(cells: Cells, column: int, unit: int) -> tuple[Ints, NDArray[np.bool_]]:
+    """Nanoseconds of a column of times, and which of them are digits with a point or without, a TAB behind them."""
+    places = _PLACES[unit]
+    whole = _MOST_DIGITS + 3 - places
+    begin, end = cells.places(column, column)
+    end = end - (cells.text[end - 1] == _TAB)
+    point = end
+    for back in range(1, places + 2):
+        point = np.where(cells.text[end - back] == _POINT, end - back, point)
+    # As many bytes before each point, and behind it.
+    near = sliding_window_view(cells.text, whole + 1 + places)[point - whole]
+    at = np.arange(whole + 1 + places)
+    digit = (at >= (whole - point + begin)[:, None]) & (at < (whole - point + end)[:, None]) & (at != whole)
+    digits = np.where(digit, near - _ZERO, 0)
+    plain = (point > begin) & (point - begin <= whole) & (digits <= 9).all(axis=1)
+    powers = 10 ** (whole + places - at - (at < whole)).astype(np.uint64)
+    found = digits.astype(np.uint64) @ powers
+    return found.astype(np.int64), plain & (found < _MOST)
+
+
+def _code(cells: Mapping[str, str], steps: dict[str, int], rows: Listed, strange: set[str]) -> int:
+    """The number of what a row says but for its times; ``_LEFT_OUT`` where it is of neither kind.
+
+    Arguments: ``cells`` by the keys of ``COLUMNS``; ``steps``, ``rows`` and ``strange`` are filled.
     """
     told = (cells.get(key, '').strip() for key in COLUMNS if key not in _TIMES)
     device, name, kind, core, stream, step, shapes, results = told
@@ -187,11 +241,12 @@ def _told(
     talks = core in TALKING or name.startswith('hcom_') or kind.startswith('hcom_')
     if not talks and core and core not in COMPUTING:
         strange.add(core)
-        return None
+        return _LEFT_OUT
     at = steps.setdefault(step, len(steps)) if step not in _NO_STEPS else NO_STEP
     group = _GROUP.search(name) if talks else None
-    what, rows = COMMUNICATION if talks else COMPUTE, devices[device]
-    return rows, rows.code(what, at, name, kind, stream, group[1] if group else '', shapes, results)
+    what = COMMUNICATION if talks else COMPUTE
+    # The device is none of a table's columns.
+    return rows.code(what, at, name, kind, stream, group[1] if group else '', shapes, results, device)
 
 
 def _places(path: Path, head: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
@@ -205,21 +260,19 @@ def _places(path: Path, head: Sequence[str]) -> tuple[dict[str, int], dict[str, 
     return place, unit
 
 
-def _ranks(path: Path, devices: Mapping[str, Listed], strange: Collection[str]) -> list[tuple[int, Listed]]:
-    """The rows of each device, by its number; of one device alone, rank 0."""
-    if not devices:
+def _ranks(path: Path, rows: Listed, strange: Collection[str]) -> list[tuple[int, Kernels]]:
+    """The kernels of each device, by its number; of one device alone, rank 0."""
+    if not rows.known:
         what = f'has no task that computes or communicates, but {", ".join(sorted(strange))}'
         raise refusal(path, what, 'record at least one step on the device')
-    named = [rows for device, rows in devices.items() if device]
-    if len(named) < 2:
+    device_of = np.array([device for *_, device in rows.known], dtype=np.object_)
+    devices = set(device_of.tolist())
+    if len(devices - {''}) < 2:
         # What says no device is of the only one.
-        only, *others = devices.values()
-        for rows in others:
-            only.extend(rows)
-        return [(0, only)]
+        return [(0, rows.kernels())]
     if not all(device.isdecimal() for device in devices):
         raise refusal(path, 'has several devices, and rows that name none', 'export it again')
-    return sorted((int(device), rows) for device, rows in devices.items())
+    return [(int(device), rows.kernels(device_of == device)) for device in sorted(devices, key=int)]
 
 
 def not_known(cores: Collection[str]) -> tuple[str, ...]:

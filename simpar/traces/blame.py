@@ -398,7 +398,9 @@ def meetings_of(tables: Mapping[int, Kernels]) -> Iterator[Meeting]:
 
 
 def waits_of(traces: Sequence[RankTrace]) -> dict[int, Waits]:
-    """The waits of each rank in collectives of whole steps."""
+    """The waits of each rank in collectives of whole steps; of a rank alone there are none."""
+    if len(traces) < 2:
+        return {}
     total: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     tables = {trace.rank: kernels for trace in traces if (kernels := whole(trace)) is not None}
     for meeting in meetings_of(tables):

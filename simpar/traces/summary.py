@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.interval_sets import Intervals, length, minus, union
-from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NANOSECOND, NO_STEP, Kernels, RankTrace
+from simpar.interval_sets import length, minus, seconds_of, union
+from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NANOSECOND, NO_STEP, Ints, Kernels, RankTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,32 +34,32 @@ def figures(kernels: Kernels) -> Figures:
 
     Kernels of streams overlap, so each figure is the length of a union, as the profilers' own are.
     """
-    if not len(kernels):
+    return _figures(kernels.begin, kernels.end, kernels.kind)
+
+
+def _figures(begin: Ints, end: Ints, kind: Ints) -> Figures:
+    if not len(begin):
         return Figures(span=0.0, computing=0.0, communication=0.0, overlapped=0.0, exposed=0.0, copies=0.0, idle=0.0)
-    first = kernels.begin.min()
-    # From the first begin on: doubles hold nanoseconds of a hundred days.
-    times = np.column_stack((kernels.begin - first, kernels.end - first)).astype(np.float64)
-    compute, talk, copy = (times[kernels.kind == kind] for kind in (COMPUTE, COMMUNICATION, COPY))
-    exposed = _exposed(talk, compute)
-    communication, span = length(talk), float(times[:, 1].max())
+    first = begin.min()
+    # From the first begin on: doubles hold nanoseconds of a hundred days, and their sums, exactly.
+    times = np.column_stack((begin - first, end - first)).astype(np.float64)
+    compute, talk, copy = (union(times[kind == one]) for one in (COMPUTE, COMMUNICATION, COPY))
+    exposed, communication = seconds_of(minus(talk, compute)), seconds_of(talk)
+    span = float(times[:, 1].max())
     return Figures(
         **{
             name: value * NANOSECOND
             for name, value in (
                 ('span', span),
-                ('computing', length(compute)),
+                ('computing', seconds_of(compute)),
                 ('communication', communication),
                 ('overlapped', communication - exposed),
                 ('exposed', exposed),
-                ('copies', _exposed(copy, np.concatenate((compute, talk)))),
+                ('copies', seconds_of(minus(copy, np.concatenate((compute, talk))))),
                 ('idle', span - length(times)),
             )
         }
     )
-
-
-def _exposed(mine: Intervals, others: Intervals) -> float:
-    return float(np.diff(minus(union(mine), others)).sum())
 
 
 def step_figures(trace: RankTrace) -> Iterator[tuple[str, Figures]]:
@@ -74,9 +74,12 @@ def step_figures(trace: RankTrace) -> Iterator[tuple[str, Figures]]:
     elif not trace.steps:
         yield '', figures(kernels)
     else:
+        order = np.argsort(kernels.step, kind='stable')
+        bounds = np.searchsorted(kernels.step[order], np.arange(len(trace.steps) + 1))
         for index, name in enumerate(trace.steps):
             if index != trace.cut:
-                yield name, figures(kernels.of(kernels.step == index))
+                rows = order[bounds[index] : bounds[index + 1]]
+                yield name, _figures(kernels.begin[rows], kernels.end[rows], kernels.kind[rows])
 
 
 def whole(trace: RankTrace) -> Kernels | None:

@@ -118,24 +118,30 @@ class Listed:
         self.end.append(end)
         self.codes.append(code)
 
-    def extend(self, others: Listed) -> None:
-        """All rows of another table."""
-        told = list(others.known)
-        for begin, end, code in zip(others.begin, others.end, others.codes, strict=True):
-            self.add(begin, end, self.code(*told[code]))
+    def extend(self, begin: Ints, end: Ints, codes: Ints) -> None:
+        """More of them."""
+        for column, more in zip((self.begin, self.end, self.codes), (begin, end, codes), strict=True):
+            column.frombytes(more.tobytes())
 
-    def kernels(self) -> Kernels:
-        """All of them, sorted by begin."""
-        codes = np.array(self.codes, dtype=np.int64)
-        columns: dict[str, Any] = {'begin': self.begin, 'end': self.end}
-        for name, told in zip(_NAMES[2:10], zip(*self.known, strict=True), strict=False):
-            each = np.empty(len(told), dtype=np.object_ if name in _TEXTS else np.int64)
-            each[:] = told
-            columns[name] = each[codes]
-        return table_of(columns)
+    def kernels(self, chosen: NDArray[np.bool_] | None = None) -> Kernels:
+        """All of them, sorted by begin, or those of some codes."""
+        begin, end, codes = (np.array(column, dtype=np.int64) for column in (self.begin, self.end, self.codes))
+        if chosen is not None:
+            begin, end, codes = (column[chosen[codes]] for column in (begin, end, codes))
+        coded = {
+            name: Coded(told, codes) for name, told in zip(_NAMES[2:10], zip(*self.known, strict=True), strict=False)
+        }
+        return table_of({'begin': begin, 'end': end, **coded})
 
 
-def table_of(columns: Mapping[str, Sequence[Any]]) -> Kernels:
+class Coded(NamedTuple):
+    """A column of few values. Arguments: ``codes``, which of them stands in each row."""
+
+    values: Sequence[Any]
+    codes: Ints
+
+
+def table_of(columns: Mapping[str, Sequence[Any] | Ints | Coded]) -> Kernels:
     """Kernels of columns, sorted by begin; ``begin`` and ``end`` must be there.
 
     Raises ``ValueError`` for a row that ends before it begins, and what numpy raises of what is no number.
@@ -146,15 +152,15 @@ def table_of(columns: Mapping[str, Sequence[Any]]) -> Kernels:
     order = np.lexsort((end, begin))
     made: dict[str, Any] = {}
     for name in _NAMES:
-        found: Any
-        if name in _TEXTS:
-            found = np.empty(len(begin), dtype=np.object_)
-            found[:] = columns.get(name, '')
-        elif name == 'launch' or name in columns:
-            found = np.asarray(columns.get(name, begin), dtype=np.int64)
-        else:
-            found = np.full(len(begin), _UNTOLD.get(name, 0), dtype=np.int64)
-        made[name] = found[order]
+        kind = np.object_ if name in _TEXTS else np.int64
+        found = columns.get('begin' if name == 'launch' and name not in columns else name)
+        if found is None:
+            made[name] = np.full(len(order), '' if name in _TEXTS else _UNTOLD.get(name, 0), dtype=kind)
+            continue
+        values, rows = (found.values, found.codes[order]) if isinstance(found, Coded) else (found, order)
+        each = np.empty(len(values), dtype=kind)
+        each[:] = values
+        made[name] = each[rows]
     return Kernels(**made)
 
 
