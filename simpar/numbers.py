@@ -114,11 +114,10 @@ def scaled(costs: Costs, program: Program, factors: Mapping[str, float]) -> Cost
         return np.where(speed > 1, speed, 1 / (1 + (1 / np.minimum(speed, 1) - 1) * overlap))
 
     return replace(
-        costs,
+        costs.with_speeds(slowed),
         compute=_on_grid(costs.compute * times),
         host=_on_grid(costs.host * host),
         host_step=float(_on_grid(np.array([costs.host_step * host]))[0]),
-        beside_communication=slowed(costs.beside_communication),
         beside_compute=slowed(costs.beside_compute),
     )
 

@@ -328,7 +328,7 @@ def step_of_costs(program: Program, costs: Costs, steps: int = 2) -> float:
 
 def _goes_on(program: Program, costs: Costs) -> bool:
     """Whether a step that none follows is shorter."""
-    return program.ends_in_messages or (costs.waiting_slows and program.receives)
+    return program.ends_in_messages or (any(costs.waiting) and program.receives)
 
 
 def predict(
@@ -445,10 +445,10 @@ def _explain(baselines: _States, states: _States, clusters: tuple[Cluster, Clust
 
 def _same(one: Costs, other: Costs) -> bool:
     """Whether a program takes the same time under both."""
-    arrays = ('compute', 'host', 'beside_communication', 'beside_compute', 'rank_speed')
+    arrays = ('compute', 'host', 'speeds', 'taking', 'beside_compute', 'rank_speed')
     return (
         one.communication == other.communication
-        and one.waiting_slows == other.waiting_slows
+        and one.waiting == other.waiting
         and (one.waits, one.host_step, one.work_queues) == (other.waits, other.host_step, other.work_queues)
         and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)
     )

@@ -214,6 +214,7 @@ def features(sample: Sample, trace: Trace) -> dict[str, int]:
         'slow-down of compute': ((costs.beside_communication < 1).any(), {'beside_communication': ones}),
         'slow-down of communication': ((costs.beside_compute < 1).any(), {'beside_compute': ones}),
         'waiting that slows': (costs.waiting_slows, {'waiting_slows': False}),
+        'kinds of communication': (costs.kinds, {'kinds': ()}),
         'stragglers': ((costs.rank_speed < 1).any(), {'rank_speed': np.ones(program.world)}),
         'late hosts': (costs.host.any(), {'host': 0 * costs.host}),
         'hosts that wait': (costs.waits, {'waits': ()}),

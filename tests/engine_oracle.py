@@ -20,7 +20,8 @@ Key = tuple[int, int, int]
 class Task:
     """A compute op, or a communication with all its participants.
 
-    Arguments: ``complete``, whether the program has all of them; one that lacks any never starts.
+    Arguments: ``complete``, whether the program has all of them; one that lacks any never starts. ``beside``, its speed
+    beside each kind of communication, of a communication beside compute; ``kind``, of that.
     """
 
     members: list[Key]
@@ -28,9 +29,10 @@ class Task:
     op_class: int
     latency: Fraction
     work: Fraction
-    beside: Fraction
+    beside: list[Fraction]
     computes: bool
     demands: dict[int, Fraction]
+    kind: int = 0
     start: Fraction | None = None
     end: Fraction | None = None
     speed: Fraction = Fraction(0)
@@ -79,16 +81,18 @@ def _task(program: Program, costs: Costs, keys: list[Key]) -> Task:
     if op.kind == 'compute':
         # the grid of isolated durations is part of the model
         seconds = Fraction(round(costs.compute[index] / costs.rank_speed[rank] * GRID), GRID)
-        return Task(keys, True, index, Fraction(0), seconds, Fraction(costs.beside_communication[index]), True, {})
+        beside = [costs.beside_communication, *(one.beside for one in costs.kinds)]
+        return Task(keys, True, index, Fraction(0), seconds, [Fraction(one[index]) for one in beside], True, {})
+    kind = next((number for number, one in enumerate(costs.kinds, 1) if one.ops[index]), 0)
     groups, size = program.partitions[op.partition].groups_GP.shape
     if len(keys) < (size if op.kind == 'collective' else 2):
-        return Task(keys, False, index, Fraction(0), Fraction(0), Fraction(1), False, {})
+        return Task(keys, False, index, Fraction(0), Fraction(0), [Fraction(1)], False, {}, kind)
     group, position = program.partitions[op.partition].place(rank)
     entries = costs.communication[index]
     cost = entries[group] if len(entries) == groups else entries[group * size + position]
     demands = {link: Fraction(demand) for link, demand in cost.links}
-    beside = Fraction(costs.beside_compute[index])
-    return Task(keys, True, index, Fraction(cost.alpha), Fraction(cost.transfer), beside, False, demands)
+    beside = [Fraction(costs.beside_compute[index])]
+    return Task(keys, True, index, Fraction(cost.alpha), Fraction(cost.transfer), beside, False, demands, kind)
 
 
 def _host(key: Key) -> Key:
@@ -197,7 +201,7 @@ class Oracle:
         # the grid of isolated durations is part of the model
         seconds = self.costs.host[index] + (0.0 if slot else self.costs.host_step)
         work = Fraction(round(seconds * GRID), GRID)
-        return Task([_host(key)], True, index, Fraction(0), work, Fraction(1), True, {})
+        return Task([_host(key)], True, index, Fraction(0), work, [Fraction(1)], True, {})
 
     def _before_issuing(self, rank: int, step: int, slot: int) -> list[Task]:
         """What must have ended before a host issues an op."""
@@ -306,12 +310,16 @@ class Oracle:
         """Speeds of everything, from nothing: all rise at once, and who cannot rise any more stays."""
         running = self._running()
         busy = {rank for task in running if task.computes for rank in task.ranks}
-        waiting = [key for key in self.arrive if self.tasks[key].start is None] if self.costs.waiting_slows else []
-        linked = {rank for task in running if not task.computes for rank in task.ranks} | {key[0] for key in waiting}
+        holds = [self.costs.waiting_slows, *(one.waiting_slows for one in self.costs.kinds)]
+        waiting = [(key[0], self.tasks[key].kind) for key in self.arrive if self.tasks[key].start is None]
+        linked = {(rank, task.kind) for task in running if not task.computes for rank in task.ranks}
+        linked |= {(rank, kind) for rank, kind in waiting if holds[kind]}
         for task in running:
             task.speed = Fraction(0)
-            slowed = linked if task.computes else busy
-            task.top = task.beside if slowed.intersection(task.ranks) else Fraction(1)
+            kinds = {kind for rank, kind in linked if rank in task.ranks}
+            beside = [task.beside[kind] for kind in kinds] if task.computes else task.beside
+            slowed = task.computes or busy.intersection(task.ranks)
+            task.top = min(beside, default=Fraction(1)) if slowed else Fraction(1)
         rising = [task for task in running if task.latency == 0]
         while rising:
             loads = {link for task in rising for link in task.demands}

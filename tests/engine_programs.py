@@ -8,13 +8,14 @@ devices have few work queues.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple
 
 import numpy as np
 
-from simpar.cost.costs import Communication, Costs
+from simpar.cost.costs import Communication, Costs, Taking
 from simpar.engine.queues import WAITS
 from simpar.program import Csr, OpClass, Partition, Program, Role, grid
 from simpar.units import quantise
@@ -299,6 +300,20 @@ def make_costs(rng: Random, program: Program) -> Costs:
         links=names,
         rank_speed=np.array(_speeds(rng, program.world)),
         waiting_slows=rng.random() < 0.5,
+        kinds=_kinds(Random(f'kinds {rng.getstate()[1][:2]}'), program, beside),
+    )
+
+
+def _kinds(rng: Random, program: Program, beside: Sequence[float]) -> tuple[Taking, ...]:
+    """None to three kinds of communication beside that of most, by partition, as both ends are of one."""
+    kind = {name: rng.randint(0, 3) for name in program.partitions} if rng.random() < 0.5 else {}
+    return tuple(
+        Taking(
+            np.array([kind.get(op.partition, 0) == number for op in program.op_classes]),
+            np.array([rng.choice(beside) for _ in program.op_classes]),
+            rng.random() < 0.5,
+        )
+        for number in sorted({*kind.values()} - {0})
     )
 
 

@@ -105,7 +105,7 @@ def paced(case: Case, late: float = 0.0, seed: int = 0) -> list[float]:
     def compute() -> None:
         for start, seconds in case.computing:
             clock.sleep_until(start)
-            device.compute(start, seconds, 1.0)
+            device.compute(start, seconds, [1.0])
 
     bodies = [lambda index=index, message=message: send(index, message) for index, message in enumerate(case.messages)]
     clock.run([compute, *bodies])

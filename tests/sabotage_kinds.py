@@ -108,8 +108,7 @@ def serialised_streams(machine, sites, rng, strength):
 
 
 def compute_beside(machine, sites, rng, strength):
-    speed = machine.costs.beside_communication / (1 + strength)
-    machine.costs = replace(machine.costs, beside_communication=speed)
+    machine.costs = machine.costs.with_speeds(lambda speed: speed / (1 + strength))
     return Truth('compute beside communication', 'everywhere')
 
 

@@ -78,11 +78,9 @@ class Machine:
                 # Only one group or pair has this op, so its links are put in by the position that it has.
                 communication[row] = tuple(replace(made, links=one.links) for one in entries)
         return replace(
-            self.costs,
+            self.costs.of_classes(np.array(classes)),
             compute=np.concatenate([one.ravel() for one in self.compute]),
             host=np.concatenate([one.ravel() for one in self.host]),
-            beside_communication=self.costs.beside_communication[classes],
-            beside_compute=self.costs.beside_compute[classes],
             communication=communication,
             rank_speed=np.ones(self.program.world),
         )

@@ -86,7 +86,7 @@ def late_host(bench, sites, rng, strength, step):
 
 
 def slow_compute_beside(bench, sites, rng, strength, step):
-    costs = replace(bench.costs, beside_communication=bench.costs.beside_communication / (1 + strength))
+    costs = bench.costs.with_speeds(lambda speed: speed / (1 + strength))
     return replace(bench, costs=costs), Truth('compute beside communication', 'everywhere')
 
 

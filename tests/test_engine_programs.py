@@ -35,7 +35,8 @@ LEAST = 2
 """Programs of a part in which each thing happens."""
 HAPPENS = (
     'contention', 'flows over several links', 'slow-down of compute', 'slow-down of communication',
-    'waiting that slows', 'stragglers', 'unequal stragglers', 'late hosts', 'ties', 'zero lengths', 'rendezvous',
+    'waiting that slows', 'kinds of communication', 'stragglers', 'unequal stragglers',
+    'late hosts', 'ties', 'zero lengths', 'rendezvous',
     'collectives', 'deadlock', 'folded', 'several compute streams', 'carried needs',
     'hosts that wait', 'work queues', 'folded in blocks',
     'empty streams', 'ranks without ops', 'nothing slowed', 'one rank', 'exact', 'deadlock in fractions',
@@ -208,16 +209,16 @@ def test_nothing_ends_before_the_longest_path_at_isolated_durations(case):
 @given(CASES)
 def test_without_slow_down_and_links_everything_ends_exactly_at_the_longest_path(case):
     ones = np.ones(len(case.program.op_classes))
-    alone = without_links(case).with_costs(beside_communication=ones, beside_compute=ones)
+    alone = without_links(case).with_costs(beside_communication=ones, beside_compute=ones, kinds=())
     assert all(end == expected for end, expected in against_paths(alone))
 
 
 @FORTY
 @given(CASES)
 def test_without_links_nothing_ends_later_than_with_everything_slowed_always(case):
-    costs = case.costs
+    costs, lowest = case.costs, case.costs.speeds.min(axis=0)
     slower = {
-        index: (costs.beside_communication if op.kind == 'compute' else costs.beside_compute)[index]
+        index: (lowest if op.kind == 'compute' else costs.beside_compute)[index]
         for index, op in enumerate(case.program.op_classes)
     }
     assert all(end <= latest + 1e-9 for end, latest in against_paths(without_links(case), slower))

@@ -8,7 +8,7 @@ from engine_programs import role_of
 from plain_costs import plain_costs
 from worked import worked_costs, worked_program
 
-from simpar.cost.costs import Communication, costs_from_dict, costs_to_dict
+from simpar.cost.costs import Communication, Taking, costs_from_dict, costs_to_dict
 from simpar.critical_path import critical_path
 from simpar.engine import simulate
 from simpar.engine.fold import fold
@@ -164,6 +164,34 @@ def test_a_send_and_its_receive_start_and_end_together_and_slow_both_devices():
         program_of(sender, receiver), {'a': 2, 'S': (1, 1), 'b': 3, 'c': 4}, beside=(0.5, 1.0), waiting_slows=True
     )
     assert waiting[1] == [(0, 2, 4), (0, 0, 6)], 'half the speed from 0 to 4'
+
+
+def taking(program, names, beside, *, waits=False):
+    """Communication of a kind of its own."""
+    ops = program.op_classes
+    return (Taking(np.array([op.name in names for op in ops]), np.full(len(ops), beside), waits),)
+
+
+@pytest.mark.parametrize(('beside', 'end'), [(0.25, 10.5), (0.75, 10), (0.5, 10)])
+def test_of_kinds_of_communication_the_one_that_takes_most_counts_while_it_runs(beside, end):
+    """Half of the speed up to 4 beside C; up to 2 beside D as well, at its speed where that is less."""
+    program = program_of([('a', 'compute'), ('C', 'communication'), ('CD', 'other')])
+    kinds = taking(program, ['CD'], beside)
+    spans = run(program, {'a': 8, 'C': (0, 4), 'CD': (0, 2)}, beside=(0.5, 1.0), kinds=kinds)
+    assert spans[0] == [(0, 0, end), (0, 0, 4), (0, 0, 2)]
+    costs = replace(plain_costs(program, lambda op: 8.0, lambda op: (0.0, 4.0, ())), kinds=kinds)
+    again = costs_from_dict(costs_to_dict(costs), program)
+    assert (again.speeds.tolist(), again.taking.tolist(), again.waiting) == (
+        costs.speeds.tolist(), costs.taking.tolist(), costs.waiting,
+    )  # fmt: skip
+
+
+def test_messages_of_a_kind_that_holds_its_units_slow_what_runs_while_they_wait():
+    sender = [('a', 'compute'), ('S', 'communication', [0]), ('b', 'compute')]
+    program = program_of(sender, [('R', 'communication'), ('c', 'compute')])
+    kinds = taking(program, ['S', 'R'], 0.5, waits=True)
+    spans = run(program, {'a': 2, 'S': (1, 1), 'b': 3, 'c': 4}, beside=(0.25, 1.0), kinds=kinds)
+    assert spans[1] == [(0, 2, 4), (0, 0, 6)], 'half the speed from 0 to 4, and nothing at a quarter'
 
 
 def test_sends_to_one_peer_pair_up_in_order():

@@ -14,6 +14,7 @@ from simpar.errors import ProfileError
 from simpar.hardware import ExpansionMode
 from simpar.hardware.profile import ShareFigure
 from simpar.lower import lower
+from simpar.model.library.experts import Experts
 from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile, load_stack, profile_names
 from simpar.workload import Transformer, Workload
@@ -148,14 +149,41 @@ def test_collectives_of_few_multiprocessors_leave_products_the_rest():
     assert collective == speeds_beside(on('', 'h100-sxm-8'), program)[2]
 
 
+def kinds_beside(cluster, program):
+    """By operator of what communicates, the speed of a product beside it, and whether it holds units as it waits."""
+    costs = Pricer(program, cluster).costs()
+    product = next(index for index, op in enumerate(program.op_classes) if op.operator in MATRIX)
+    return {
+        op.name if 'dispatch' in op.name else op.operator: (costs.speeds[kind, product], costs.waiting[kind])
+        for op, kind in zip(program.op_classes, costs.taking.tolist(), strict=True)
+        if op.kind == 'collective'
+    }
+
+
 def test_copy_engines_gather_without_multiprocessors_and_sums_go_by_the_switch():
-    """ZeRO-3 over eight: two gathers of each weight and one sum of its gradient, each of as many bytes."""
-    gathers = Plan(data=8, zero=3)
-    program = lower(WORK, gathers, 8)
-    kinds = {op.operator: op for op in program.op_classes if op.kind != 'compute'}
-    assert {'all_gather', 'reduce_scatter'} <= set(kinds)
-    symmetric, engines = (speeds_beside(on(mode, 'h100-sxm-8'), program)[0] for mode in ('symmetric', 'copy_engine'))
-    assert symmetric < engines < 1
+    """ZeRO-3 over eight: of 132 multiprocessors a sum takes ⌈16 / 8⌉."""
+    found = kinds_beside(on('copy_engine', 'h100-sxm-8'), lower(WORK, Plan(data=8, zero=3), 8))
+    assert found == {'all_gather': (1.0, False), 'reduce_scatter': (pytest.approx(1 - 2 / 132), True)}
+
+
+def test_products_beside_a_dispatch_pay_for_it_and_beside_sums_for_these():
+    experts = Experts(count=8, top_k=2, ffn=512)
+    work = replace(WORK, model=replace(WORK.model, experts=experts, bias=(), activation='swiglu'))
+    of = on(profile='h100-sxm-8', stack=load_stack('megatron-te-flex'))
+    found = kinds_beside(of, lower(work, Plan(data=8, expert=8), 8))
+    dispatched = {speed for name, speed in found.items() if 'dispatch' in name}
+    assert (dispatched, found['all_reduce']) == ({(0.8, True)}, (of.profile.slow_down.matrix.value, False))
+
+
+@pytest.mark.parametrize('waiting', [False, True, 'collectives', 'messages'])
+def test_collectives_and_messages_that_wait_may_differ(waiting):
+    profile = load_profile('h100-sxm-8')
+    of = cluster(replace(profile, slow_down=replace(profile.slow_down, waiting=waiting)))
+    program = lower(WORK, Plan(tensor=2, pipeline=2, micro_batches=2, data=2), 8)
+    costs = Pricer(program, of).costs()
+    found = {op.kind: costs.waiting[kind] for op, kind in zip(program.op_classes, costs.taking.tolist(), strict=True)}
+    assert (found['collective'], found['send']) == (waiting in (True, 'collectives'), waiting in (True, 'messages'))
+    assert found['recv'] == found['send']
 
 
 def test_sums_between_nodes_take_what_slow_down_says():

@@ -198,9 +198,9 @@ def _digest_of_costs(costs: Costs | None) -> str:
     if costs is None:
         return 'none'
     digest = hashlib.sha256()
-    for numbers in (costs.compute, costs.host, costs.beside_communication, costs.beside_compute, costs.rank_speed):
+    for numbers in (costs.compute, costs.host, costs.speeds, costs.taking, costs.beside_compute, costs.rank_speed):
         digest.update(np.ascontiguousarray(numbers).tobytes())
-    digest.update(repr((sorted(costs.communication.items()), costs.links, costs.waiting_slows)).encode())
+    digest.update(repr((sorted(costs.communication.items()), costs.links, costs.waiting)).encode())
     return digest.hexdigest()[:12]
 
 

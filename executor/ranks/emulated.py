@@ -7,6 +7,7 @@ late news add up: spans are those that the device would have had; the thread sle
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,10 +21,11 @@ from simpar.program import COPY, OpClass, Program
 
 @dataclass(slots=True, eq=False)
 class Busy:
-    """An interval in which a collective runs on the rank; open while ``end`` is infinite."""
+    """An interval in which communication of a kind runs on the rank; open while ``end`` is infinite."""
 
     start: float
     end: float = math.inf
+    kind: int = 0
 
 
 class VirtualDevice:
@@ -39,13 +41,13 @@ class VirtualDevice:
         self._running: list[float] = []
         self._changed = clock.condition()
 
-    def compute(self, start: float, seconds: float, beside_communication: float) -> float:
+    def compute(self, start: float, seconds: float, beside: Sequence[float]) -> float:
         """Run an op and return when it has ended.
 
         Arguments:
             start: the moment at which the op arrived.
             seconds: what the op takes alone.
-            beside_communication: its speed while a collective runs on the rank.
+            beside: its speed while communication of each kind runs on the rank.
         """
         if self._link is not None:
             self._link.computing(True, start)
@@ -53,7 +55,7 @@ class VirtualDevice:
             self._running.append(start)
             while True:
                 # From the start each time, not from the last look: errors of wake-ups would add up.
-                end = stretched_end(start, seconds, beside_communication, self._busy)
+                end = stretched_end(start, seconds, beside, self._busy)
                 if self._clock.now() >= end:
                     break
                 # Woken early by an interval that opens or closes, for then the end moves.
@@ -63,9 +65,9 @@ class VirtualDevice:
             self._link.computing(False, end)
         return end
 
-    def open(self, start: float) -> Busy:
-        """A collective runs on the rank from ``start`` on."""
-        interval = Busy(start)
+    def open(self, start: float, kind: int) -> Busy:
+        """Communication of a kind runs on the rank from ``start`` on."""
+        interval = Busy(start, kind=kind)
         with self._changed:
             # Intervals that ended before the oldest running op started can move no end any more.
             oldest = min(self._running, default=start)
@@ -81,23 +83,17 @@ class VirtualDevice:
             self._changed.notify_all()
 
 
-def stretched_end(start: float, seconds: float, speed: float, busy: list[Busy]) -> float:
-    """When an op ends that does ``seconds`` of work at speed 1, but at ``speed`` inside of the union of intervals."""
+def stretched_end(start: float, seconds: float, beside: Sequence[float], busy: list[Busy]) -> float:
+    """When an op ends that does ``seconds`` of work at speed 1, but beside communication at the speeds of its kinds."""
     at, left = start, seconds
-    # Intervals of different streams may overlap; ``at`` never moves back, so each moment counts once.
-    for interval in sorted(busy, key=lambda interval: interval.start):
-        if interval.end <= at:
-            continue
-        if interval.start - at >= left:
+    bounds = sorted({time for one in busy for time in (one.start, one.end) if time > start})
+    for until in (*bounds, math.inf):
+        # Intervals of different streams may overlap: of several kinds at once the one that takes most counts.
+        speed = min((beside[one.kind] for one in busy if one.start <= at < one.end), default=1.0)
+        if (until - at) * speed >= left:
             break
-        # Work at full speed until the interval begins, then at reduced speed inside of it.
-        free = max(0.0, interval.start - at)
-        at, left = at + free, left - free
-        inside = interval.end - at
-        if inside * speed >= left:
-            return at + left / speed
-        at, left = interval.end, left - inside * speed
-    return at + left
+        at, left = until, left - (until - at) * speed
+    return at + left / speed
 
 
 # Emulated compute: ops take their predicted time on a virtual device; messages are real, of the right size.
@@ -115,7 +111,9 @@ class EmulatedMachine:
         self._clock = clock
         self._link = link
         self._device = VirtualDevice(clock, link if link is not None and costs.beside_compute.min() < 1 else None)
-        self._slows = bool((costs.beside_communication < 1).any())
+        self._speeds: list[list[float]] = costs.speeds.T.tolist()
+        self._kind: list[int] = costs.taking.tolist()
+        self._slows = bool((costs.speeds < 1).any())
         self._speed = float(costs.rank_speed[rank])
         self._place = {
             name: (len(partition.groups_GP), *partition.place(rank)) for name, partition in program.partitions.items()
@@ -155,7 +153,7 @@ class EmulatedMachine:
     def compute(self, work: streams.Work, arrived: float) -> float:
         """The op's isolated time on this rank, stretched beside collectives."""
         seconds = float(self._costs.compute[work.slot.index]) / self._speed
-        return self._device.compute(arrived, seconds, float(self._costs.beside_communication[work.slot.index]))
+        return self._device.compute(arrived, seconds, self._speeds[work.slot.index])
 
     def communicate(self, work: streams.Work, arrived: float) -> float:
         """Messages of the right sizes; the collective starts when the last of its ranks has arrived.
@@ -165,15 +163,15 @@ class EmulatedMachine:
         # A group of one rank has nothing to send.
         if work.channel is None or work.channel.size == 1:
             return arrived
-        channel, busy = work.channel, list[Busy]()
+        channel, busy, kind = work.channel, list[Busy](), self._kind[work.slot.index]
 
         def begin(start: float) -> None:
             if not busy:
-                busy.append(self._device.open(start))
+                busy.append(self._device.open(start, kind))
 
         # Whether a kernel that waits for its peers already slows compute is a property of the machine, as given by the
         # costs. Where it does, compute is slowed before it is known until when.
-        if self._slows and self._costs.waiting_slows:
+        if self._slows and self._costs.waiting[kind]:
             begin(arrived)
         start = arrived
         if self._link is not None or work.slot.op.kind != 'collective':

@@ -17,7 +17,7 @@ import numpy as np
 
 from simpar import errors, hardware, plans, resolve, units
 from simpar.ablation import rules
-from simpar.cost.price import price, speeds_beside
+from simpar.cost.price import price, taxes_of
 from simpar.keys import WithoutEffect
 from simpar.lower import lower
 from simpar.program import OpClass, Program, Role
@@ -288,8 +288,8 @@ def _alike(one: Made, other: Made) -> bool:
         return True
     costs = [price(*made) for made in (one, other)]
     arrays = all(
-        (getattr(costs[0], name) == getattr(costs[1], name)).all()
-        for name in ('compute', 'host', 'beside_communication', 'rank_speed')
+        np.array_equal(getattr(costs[0], name), getattr(costs[1], name))
+        for name in ('compute', 'host', 'speeds', 'taking', 'rank_speed')
     )
     queues = costs[0].work_queues == costs[1].work_queues
     return bool(arrays and queues and costs[0].communication == costs[1].communication)
@@ -328,7 +328,7 @@ def _mode(schedule: Schedule, program: Program, cluster: hardware.Cluster) -> It
     without = replace(cluster, expansion_mode='')
     if asked == without.mode:
         yield WithoutEffect('cluster.expansion_mode', asked, 'it is the mode without the key, too')
-    elif speeds_beside(cluster, program) == speeds_beside(without, program):
+    elif taxes_of(cluster, program, program.op_classes) == taxes_of(without, program, program.op_classes):
         why = f'collectives of this plan, if any, take the same of a device as with {without.mode or "its default"}'
         yield WithoutEffect('cluster.expansion_mode', asked, why)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
@@ -91,6 +91,23 @@ def entry_of(entries: int, groups: int, group: int, position: int) -> int:
 
 FREE: Final = 2.0
 """In the place of a speed: neither slows the other."""
+MOST_KINDS: Final = 8
+"""Kinds of communication, by what they take of their devices."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taking:
+    """Communication that takes another share of its devices' units and memory than most.
+
+    Arguments (C op classes):
+        ops: shape [C], which it is, both ends of a message alike.
+        beside: shape [C], speed of a compute op beside it.
+        waiting_slows: while it waits for its peers, too.
+    """
+
+    ops: NDArray[np.bool_]
+    beside: Array
+    waiting_slows: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,6 +128,7 @@ class Costs:
         waits: where the host waits for the device, see ``simpar.engine.queues``; empty: nowhere.
         work_queues: how many a device has, see ``simpar.engine.queues``; 0: one for each stream.
         waiting_slows: whether what waits for its peers already slows compute.
+        kinds: communication that takes another share of its devices than ``beside_communication`` says; at most seven.
         why: op class index → how its seconds came about, in words.
         grades: grade → seconds of one step's isolated work (a rank's) that rest on numbers of this grade.
     """
@@ -126,8 +144,42 @@ class Costs:
     waits: tuple[str, ...] = ()
     work_queues: int = 0
     waiting_slows: bool = False
+    kinds: tuple[Taking, ...] = ()
     why: Mapping[int, str] = field(default_factory=dict)
     grades: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def speeds(self) -> Array:
+        """Shape [kinds, C], of a compute op beside communication of each kind; the first is that of most."""
+        return np.stack((self.beside_communication, *(one.beside for one in self.kinds)))
+
+    @property
+    def taking(self) -> Ints:
+        """Shape [C], of a communication its kind."""
+        found = np.zeros(len(self.compute), dtype=np.int64)
+        for number, one in enumerate(self.kinds, 1):
+            found[one.ops] = number
+        return found
+
+    @property
+    def waiting(self) -> tuple[bool, ...]:
+        """Of each kind, whether what waits for its peers already slows compute."""
+        return (self.waiting_slows, *(one.waiting_slows for one in self.kinds))
+
+    def with_speeds(self, changed: Callable[[Array], Array]) -> Costs:
+        """The same with other speeds of compute beside communication."""
+        kinds = tuple([replace(one, beside=changed(one.beside)) for one in self.kinds])
+        return replace(self, beside_communication=changed(self.beside_communication), kinds=kinds)
+
+    def of_classes(self, again: Ints) -> Costs:
+        """The costs of a table of op classes in which row i is what row ``again[i]`` was."""
+        rows = enumerate(again.tolist())
+        return replace(
+            self,
+            **{name: getattr(self, name)[again] for name in _COLUMNS},
+            communication={row: self.communication[old] for row, old in rows if old in self.communication},
+            kinds=tuple([replace(one, ops=one.ops[again], beside=one.beside[again]) for one in self.kinds]),
+        )
 
 
 MINOR: Final = 0.1
@@ -374,8 +426,22 @@ def costs_to_dict(costs: Costs) -> dict[str, Any]:
         'links': list(costs.links),
         'rank_speed': costs.rank_speed.tolist(),
         'waiting_slows': costs.waiting_slows,
+        **({'kinds': [_kind_to_dict(one) for one in costs.kinds]} if costs.kinds else {}),
         **({'work_queues': costs.work_queues} if costs.work_queues else {}),
     }
+
+
+def _kind_to_dict(kind: Taking) -> dict[str, Any]:
+    ops, beside = np.flatnonzero(kind.ops).tolist(), kind.beside.tolist()
+    return {'ops': ops, 'beside': beside, 'waiting_slows': kind.waiting_slows}
+
+
+def _kind(content: dict[str, Any], count: int) -> Taking:
+    ops, beside = np.zeros(count, dtype=bool), _numbers(content['beside'], count, 'kinds')
+    ops[content['ops']] = True
+    if not ((beside > 0) & (beside <= 1)).all():
+        raise ValueError('kinds: a speed is above 0 and at most 1')
+    return Taking(ops, beside, bool(content['waiting_slows']))
 
 
 def costs_from_dict(content: dict[str, Any], program: Program) -> Costs:
@@ -408,6 +474,7 @@ def _costs(content: dict[str, Any], program: Program) -> Costs:
         links=links,
         rank_speed=speed,
         waiting_slows=bool(content['waiting_slows']),
+        kinds=tuple([_kind(one, count) for one in content.get('kinds', [])[: MOST_KINDS - 1]]),
         # Files of before there were any have none.
         work_queues=_queues(content.get('work_queues', 0)),
     )

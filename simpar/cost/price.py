@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import NormalDist
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from simpar.cost.collective import Alike, ClusterCollectives, demand
 from simpar.cost.compute import MATRIX, NO_WORK, STAGE, DeviceCompute, StackCompute, dispatches
 from simpar.cost.costs import (
     FREE,
+    MOST_KINDS,
     Array,
     Block,
     ByKey,
@@ -27,11 +28,13 @@ from simpar.cost.costs import (
     Costs,
     Entries,
     LinkNames,
+    Taking,
     lasts,
 )
 from simpar.cost.formula import PAIRWISE
+from simpar.hardware.topology import Kernels
 from simpar.model.operators.attention import CONTEXT_ATTENTION
-from simpar.program import COPY, OpClass, Program
+from simpar.program import COPY, OpClass, Program, computes
 from simpar.session import Session
 from simpar.units import quantise
 
@@ -157,13 +160,14 @@ class Pricer:
     def _costs(self, effects: Effects) -> Costs:
         cluster, program = self._cluster, self._program
         seconds = self._compute_seconds(effects)
-        matrix, memory, slowed = speeds_beside(cluster, program) if effects.slow_down else (1.0, 1.0, 1.0)
-        beside = [(matrix if op.operator in MATRIX else memory) if op.kind == 'compute' else 1.0 for op in self._ops]
+        taxes = self._taxes if effects.slow_down else {Tax(1.0, 1.0, False): list[int]()}
+        slowed = cluster.profile.slow_down.collective.value if effects.slow_down else 1.0
+        kind, (usual, *others) = self._kind, taxes
         communication, links = self._messages.of(effects)
         return Costs(
             compute=_still(seconds[self._kind]),
             host=_still(self._host(effects)),
-            beside_communication=_still(np.array(beside)[self._kind]),
+            beside_communication=_still(usual.beside(self._ops)[self._kind]),
             beside_compute=_still(np.array([_beside_compute(op, slowed) for op in self._ops])[self._kind]),
             rank_speed=rank_speeds(program.world, cluster, cluster.spread if effects.spread else 0.0),
             host_step=self._host_step(effects),
@@ -171,7 +175,8 @@ class Pricer:
             work_queues=self._queues if effects.work_queues else 0,
             communication=communication,
             links=links,
-            waiting_slows=effects.slow_down and cluster.waiting_slows,
+            waiting_slows=usual.waits,
+            kinds=tuple([Taking(np.isin(kind, taxes[one]), one.beside(self._ops)[kind], one.waits) for one in others]),
             why=self._why,
             grades=self._grades(seconds.tolist(), communication.made),
         )
@@ -233,6 +238,10 @@ class Pricer:
         """Effects that change nothing here, switched off."""
         present = {'work_queues': self._queues, 'spread': self._cluster.spread}
         return {effect: False for effect, has in present.items() if not has}
+
+    @cached_property
+    def _taxes(self) -> dict[Tax, list[int]]:
+        return taxes_of(self._cluster, self._program, self._ops)
 
     @cached_property
     def _queues(self) -> int:
@@ -500,97 +509,111 @@ def _beside_compute(op: OpClass, slowed: float) -> float:
     return FREE if op.operator == COPY else 1.0 if op.kind == 'compute' else slowed
 
 
+class Tax(NamedTuple):
+    """Speeds of products and of other kernels beside a communication, and whether it slows them while it waits."""
+
+    matrix: float
+    memory: float
+    waits: bool
+
+    def beside(self, ops: Sequence[OpClass]) -> Array:
+        """The speed of each op."""
+
+        def speed(op: OpClass) -> float:
+            return (self.matrix if op.operator in MATRIX else self.memory) if computes(op) else 1.0
+
+        return np.array(list(map(speed, ops)))
+
+
+def taxes_of(cluster: hardware.Cluster, program: Program, ops: Sequence[OpClass]) -> dict[Tax, list[int]]:
+    """What communication takes of its devices, and the numbers of the ops of each kind: that of most first."""
+    waits = cluster.waiting_slows('messages'), cluster.waiting_slows('collectives')
+    usual = [_usual(cluster, one) for one in waits]
+    kernels, found = cluster.kernels, dict[Tax, list[int]]()
+    for number, op in enumerate(ops):
+        if not computes(op):
+            tax = _tax(cluster, program, op, usual[op.kind == 'collective'], kernels)
+            found.setdefault(tax, []).append(number)
+    first = [one for one in usual if one in found or not found]
+    found = {**{one: [] for one in first[:1]}, **found}
+    while len(found) > MOST_KINDS:
+        # Further ones are taken together, for what the worst of them takes.
+        (one, own), (other, others) = found.popitem(), found.popitem()
+        both = Tax(min(one.matrix, other.matrix), min(one.memory, other.memory), one.waits or other.waits)
+        found[both] = own + others
+    return found
+
+
 def speeds_beside(cluster: hardware.Cluster, program: Program) -> Speeds:
-    """Of matrix kernels and of others beside a collective, and of a collective beside compute.
-
-    A kernel has one speed whatever runs beside it. So of HCCL's collectives the one that takes most counts, and where a
-    message between stages runs alone this is too slow; NCCL's count by their bytes.
-    """
-    slow_down = cluster.profile.slow_down
-    whole = np.array([slow_down.matrix.value, _vector(cluster, program)])
-    speeds, sent = [], []
-    for op, times in _sent(cluster, program):
-        speeds.append(_beside(cluster, program, op))
-        sent.append(op.bytes * times)
-    if any(speed is not None for speed in speeds):
-        whole = np.average([whole if speed is None else speed for speed in speeds], axis=0, weights=sent)
-    return float(whole[0]), float(whole[1]), slow_down.collective.value
+    """The highest of matrix kernels and of others beside a communication, and that of a collective beside compute."""
+    taxes = taxes_of(cluster, program, program.op_classes)
+    collective = cluster.profile.slow_down.collective.value
+    return max(one.matrix for one in taxes), max(one.memory for one in taxes), collective
 
 
-def _sent(cluster: hardware.Cluster, program: Program) -> Iterator[tuple[OpClass, int]]:
-    """What communicates, with how often ranks issue it, on devices whose collectives are of several kinds."""
-    if not cluster.kernels:
-        return
-    ranks = np.bincount(program.role_of_rank, minlength=len(program.roles)).tolist()
-    times = sum(
-        (count * np.bincount(role.op_class, minlength=len(program.op_classes)))
-        for count, role in zip(ranks, program.roles, strict=True)
-    )
-    for op, count in zip(program.op_classes, np.asarray(times).tolist(), strict=True):
-        if op.kind != 'compute' and op.bytes and count and program.partitions[op.partition].size > 1:
-            yield op, count
+def _usual(cluster: hardware.Cluster, waits: bool) -> Tax:
+    slow_down, taken = cluster.profile.slow_down, cluster.taken
+    memory = 1 - taken.bandwidth.value if taken and taken.bandwidth else slow_down.memory.value
+    return Tax(slow_down.matrix.value, memory, waits)
 
 
-def _beside(cluster: hardware.Cluster, program: Program, op: OpClass) -> tuple[float, float] | None:
-    """Of products and of other kernels beside a collective; none: as ``slow_down`` says.
+def _tax(cluster: hardware.Cluster, program: Program, op: OpClass, usual: Tax, kernels: Mapping[str, Kernels]) -> Tax:
+    """What a communication takes, by its kind. Arguments: ``usual``, where nothing is known of it.
 
     Copies of engines and what the switch adds go once through a device's memory and once out of it, or the other way.
     """
-    stacked, device = cluster.stack, cluster.profile.device
-    dispatched = stacked is not None and dispatches(stacked, op)
-    found = cluster.kernels.get('dispatch' if dispatched else op.operator)
-    if found is None or device.multiprocessors is None:
-        return None
+    ranks, device = program.partitions[op.partition].size, cluster.profile.device
+    has = cluster.profile.expansion
+    if has and has.vector_cores:
+        return usual._replace(memory=min(usual.memory, 1 - _cores(cluster, program, op) / has.vector_cores.value))
+    dispatched = cluster.stack is not None and dispatches(cluster.stack, op)
+    found = kernels.get('dispatch' if dispatched else op.operator)
+    if found is None or device.multiprocessors is None or ranks == 1:
+        return usual
+    if found.matrix is not None:
+        return Tax(found.matrix, usual.memory, found.waits)
     shape = cluster.topology.shape(cluster.devices_of(program.partitions[op.partition].groups_GP[0]).tolist())
     # The switch serves a node.
-    if shape.nodes > 1 and found.blocks and found.matrix is None:
-        return None
-    memory = cluster.profile.slow_down.memory.value
-    if found.matrix is None:
-        memory = max(memory, 1 - 2 * cluster.topology.links[shape.outermost].rate / device.memory.bandwidth.value)
-    return found.speed(shape.ranks, device.multiprocessors.value), memory
+    if shape.nodes > 1 and found.blocks:
+        return usual
+    left = 1 - 2 * cluster.topology.links[shape.outermost].rate / device.memory.bandwidth.value
+    return Tax(found.speed(ranks, device.multiprocessors.value), max(usual.memory, left), found.waits)
 
 
 def cores_taken(cluster: hardware.Cluster, program: Program) -> int:
-    """Vector cores that the program's collectives take at most; one is always left."""
+    """Vector cores that the program's collectives take at most."""
+    return max((_cores(cluster, program, op) for op in program.op_classes), default=0)
+
+
+def _cores(cluster: hardware.Cluster, program: Program, op: OpClass) -> int:
+    """Vector cores that a collective takes; one is always left."""
     has, taken = cluster.profile.expansion, cluster.taken
-    if has is None or has.vector_cores is None or taken is None or not taken.cores:
+    if has is None or has.vector_cores is None or taken is None or op.kind != 'collective':
         return 0
-    most = max((taken.cores_of(*found) for found in _collectives(program)), default=0)
-    return min(most, int(has.vector_cores.value) - 1)
+    return min(taken.cores_of(op.operator, program.partitions[op.partition].size), int(has.vector_cores.value) - 1)
 
 
 def mode_notes(cluster: hardware.Cluster, program: Program) -> Iterator[str]:
     """What a mode of the library other than the profile's default makes of the answer."""
-    has = cluster.profile.expansion
+    has, taxes = cluster.profile.expansion, taxes_of(cluster, program, program.op_classes)
+    vector = _span([one.memory for one in taxes])
     if has is None and cluster.mode:
-        matrix, others, _ = speeds_beside(cluster, program)
         yield (
-            f'{cluster.profile.library.name} goes by {cluster.mode}: products run at {matrix:.2f} beside collectives, '
-            f'others at {others:.2f}; in a node its kernels over symmetric memory go first where they are quicker'
+            f'{cluster.profile.library.name} goes by {cluster.mode}: products run at '
+            f'{_span([one.matrix for one in taxes])} beside collectives, others at {vector}; '
+            'in a node its kernels over symmetric memory go first where they are quicker'
         )
     if has is None or cluster.mode == has.default:
         return
-    cores, vector = cores_taken(cluster, program), _vector(cluster, program)
+    cores = cores_taken(cluster, program)
     takes = f'take up to {cores} of {has.vector_cores.value:g} vector cores' if cores and has.vector_cores else ''
     yield (
         f'{cluster.profile.library.name} expands collectives by {cluster.mode}, not {has.default}: they '
-        f'{takes or "take no vector core"}, and kernels that are no products run at {vector:.2f} beside them; '
+        f'{takes or "take no vector core"}, and kernels that are no products run at {vector} beside them; '
         f'by themselves they last as with {has.default}'
     )
 
 
-def _vector(cluster: hardware.Cluster, program: Program) -> float:
-    has, taken = cluster.profile.expansion, cluster.taken
-    speed = cluster.profile.slow_down.memory.value
-    if taken and taken.bandwidth:
-        speed = 1 - taken.bandwidth.value
-    cores = cores_taken(cluster, program)
-    return min(speed, 1 - cores / has.vector_cores.value) if cores and has and has.vector_cores else speed
-
-
-def _collectives(program: Program) -> set[tuple[str, int]]:
-    """Operators of collectives, and of how many ranks."""
-    return {
-        (op.operator, program.partitions[op.partition].size) for op in program.op_classes if op.kind == 'collective'
-    }
+def _span(speeds: Sequence[float]) -> str:
+    """The lowest and the highest, or the only one."""
+    return ' to '.join(dict.fromkeys(f'{speed:.2f}' for speed in (min(speeds), max(speeds))))

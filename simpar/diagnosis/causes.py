@@ -131,8 +131,8 @@ def later(bench: Bench, sites: places.Sites, mask: places.Mask, seconds: float) 
 
 def slowed_compute(bench: Bench, factor: float) -> Bench:
     """Compute that runs beside communication takes ``factor`` times as long as it already does there."""
-    speed = np.clip(bench.costs.beside_communication / factor, 1e-3, 1.0)
-    return replace(bench, costs=replace(bench.costs, beside_communication=speed))
+    slowed = bench.costs.with_speeds(lambda speed: np.clip(speed / factor, 1e-3, 1.0))
+    return replace(bench, costs=slowed)
 
 
 def slowed_communication(bench: Bench, factor: float) -> Bench:
@@ -167,11 +167,11 @@ def apart(bench: Bench, sites: places.Sites, mask: places.Mask) -> tuple[Bench, 
     touched = number[np.flatnonzero(inside)]
     if not len(split):
         return bench, touched
-    program, costs = bench.program, bench.costs
+    program = bench.program
     again = np.concatenate((np.arange(len(everywhere)), split))
     changed = program.replace(op_classes=tuple(program.op_classes[index] for index in again.tolist()))
     changed = _renumbered(changed, sites, mask, number)
-    return Bench(changed, _doubled(costs, again)), touched
+    return Bench(changed, bench.costs.of_classes(again)), touched
 
 
 def _renumbered(program: Program, sites: places.Sites, mask: places.Mask, number: places.Ints) -> Program:
@@ -188,20 +188,6 @@ def _renumbered(program: Program, sites: places.Sites, mask: places.Mask, number
             roles.append(replace(role, op_class=np.where(mine, number[role.op_class], role.op_class).astype(np.uint32)))
         role_of_rank[rank] = made[key]
     return program.replace(roles=tuple(roles), role_of_rank=role_of_rank)
-
-
-def _doubled(costs: Costs, again: NDArray[np.int64]) -> Costs:
-    """Costs of a table of op classes in which row i is what row ``again[i]`` was."""
-    return replace(
-        costs,
-        compute=costs.compute[again],
-        host=costs.host[again],
-        beside_communication=costs.beside_communication[again],
-        beside_compute=costs.beside_compute[again],
-        communication={
-            row: costs.communication[old] for row, old in enumerate(again.tolist()) if old in costs.communication
-        },
-    )
 
 
 def _stretched(costs: Costs, touched: places.Ints, factor: float) -> dict[int, Sequence[Communication]]:

@@ -385,9 +385,10 @@ class Device:
 
     __slots__ = ('communicating', 'computing', 'representative', 'transferring')
 
-    def __init__(self, representative: int) -> None:
+    def __init__(self, representative: int, kinds: int) -> None:
         self.representative = representative
-        self.communicating = 0
+        # Of each kind of communication, how many go on.
+        self.communicating = [0] * kinds
         # Dicts are sets that keep their order: what is touched together is solved in one order, whatever the hash seed.
         self.computing: dict[Compute, None] = {}
         self.transferring: dict[Rendezvous, None] = {}
@@ -448,19 +449,20 @@ class Running:
 
 
 class Compute(Running):
-    """A compute op in progress; ``beside``, its speed while a collective runs on the device."""
+    """A compute op in progress; ``beside``, its speed while a communication of each kind runs on the device."""
 
     __slots__ = ('beside', 'device')
 
-    def __init__(self, stream: Stream, seconds: float, beside: float) -> None:
+    def __init__(self, stream: Stream, seconds: float, beside: Sequence[float]) -> None:
         super().__init__(seconds, [stream])
         self.device = stream.device
         self.beside = beside
 
     def ceiling(self) -> float:
         """The speed that its device allows now."""
-        # One collective slows as much as several: what is measured is compute beside any communication.
-        return self.beside if self.device.communicating else 1.0
+        # One slows as much as several: what is measured is compute beside any communication. Of kinds the worst counts.
+        going = self.device.communicating
+        return min((speed for speed, count in zip(self.beside, going, strict=True) if count), default=1.0)
 
 
 class Rendezvous(Running):
@@ -471,9 +473,10 @@ class Rendezvous(Running):
         op: number of the op that has the costs.
         links: what it asks of each link while it transfers.
         beside: its highest speed while one of its devices computes.
+        kind: by what it takes of its devices.
     """
 
-    __slots__ = ('beside', 'devices', 'links', 'op')
+    __slots__ = ('beside', 'devices', 'kind', 'links', 'op')
 
     def __init__(self) -> None:
         super().__init__(0.0, [])
@@ -481,6 +484,7 @@ class Rendezvous(Running):
         self.op = 0
         self.links: Load = ()
         self.beside = 1.0
+        self.kind = 0
 
     def ceiling(self) -> float:
         """The highest speed that its devices allow now."""

@@ -133,19 +133,24 @@ def touch_computing(world: World, device: Any) -> None:
 
 
 @part
-def occupy(world: World, number: int) -> None:
-    """Let one more collective slow a device's compute."""
-    device = world.devices[number]
-    device.communicating += 1
-    if device.communicating == 1:
+def occupy(world: World, number: int, kind: int) -> None:
+    """Let one more communication of a kind slow a device's compute."""
+    at = number * world.kinds + kind
+    world.going[at] += 1
+    if world.going[at] == 1:
+        device = world.devices[number]
+        device.communicating |= 1 << kind
         touch_computing(world, device)
 
 
 @part
-def vacate(world: World, device: Any) -> None:
-    """Let one collective less slow a device's compute."""
-    device.communicating -= 1
-    if device.communicating == 0:
+def vacate(world: World, number: int, kind: int) -> None:
+    """Let one communication of a kind less slow a device's compute."""
+    at = number * world.kinds + kind
+    world.going[at] -= 1
+    if world.going[at] == 0:
+        device = world.devices[number]
+        device.communicating ^= 1 << kind
         touch_computing(world, device)
 
 
@@ -244,17 +249,17 @@ def go_on(world: World, stream: Any, following: int) -> bool:
 
 
 @part
-def plan(world: World, number: int, slow: bool) -> None:
+def plan(world: World, number: int, since: float) -> None:
     """Work out when the ops of a run end, from the one in progress on, and schedule the end of the last.
 
-    Arguments: ``slow``, whether communication slows the device now.
+    Arguments: ``since``, from when on the first of them goes at its speed.
     """
-    stream, now = world.streams[number], world.loop[0].now
-    stream.slowed, stream.since = slow, now
+    stream, beside = world.streams[number], world.devices[world.streams[number].device].communicating
+    stream.slowed, stream.since = beside, since
     base = stream.step * world.per_step
     last = stream.op
     op = world.ops[last]
-    time = now + (stream.remaining / op.beside if slow else stream.remaining) + ROUND - ROUND
+    time = since + stream.remaining / world.speeds[op.speeds + beside] + ROUND - ROUND
     more = 1
     while op.meeting == CHAINED and more < PLANNED:
         # What the host has not issued by then starts later.
@@ -269,7 +274,7 @@ def plan(world: World, number: int, slow: bool) -> None:
             waiter = following
         last = op.next
         op = world.ops[last]
-        time = time + (op.seconds / op.beside if slow else op.seconds) + ROUND - ROUND
+        time = time + op.seconds / world.speeds[op.speeds + beside] + ROUND - ROUND
         more += 1
     stream.last = last
     push(world.heap, world.streams, world.loop[0], number, time)
@@ -279,9 +284,9 @@ def plan(world: World, number: int, slow: bool) -> None:
 def replan(world: World, number: int) -> None:
     """Settle the work done of a run and plan the rest, if its speed changes."""
     stream, now = world.streams[number], world.loop[0].now
-    slow = world.devices[stream.device].communicating > 0
-    # Bitwise the same speed: the plan holds, and so does its event.
-    if slow == stream.slowed:
+    beside = world.devices[stream.device].communicating
+    # The same kinds: the plan holds, and so does its event.
+    if beside == stream.slowed:
         return
     base = stream.step * world.per_step
     # Ops of the run that have ended keep their ends; the one in progress is settled, the rest planned anew.
@@ -289,9 +294,13 @@ def replan(world: World, number: int) -> None:
         stream.since = world.end[base + stream.op]
         stream.op = world.ops[stream.op].next
         stream.remaining = world.ops[stream.op].seconds
-    speed = 1.0 if slow else world.ops[stream.op].beside
-    stream.remaining = max(stream.remaining - speed * (now - stream.since), 0.0)
-    plan(world, number, slow)
+    at = world.ops[stream.op].speeds
+    speed = world.speeds[at + stream.slowed]
+    since = stream.since
+    # Bitwise the same speed keeps its end.
+    if speed != world.speeds[at + beside]:
+        stream.remaining, since = max(stream.remaining - speed * (now - since), 0.0), now
+    plan(world, number, since)
 
 
 @part
@@ -462,15 +471,15 @@ def meet(world: World, number: int, meeting: Any) -> None:
     world.streams[number].state = MEETS
     meeting.missing -= 1
     # Kernels that spin while they wait for peers slow compute before they transfer anything.
-    takes = world.ops[meeting.op].beside <= 1.0
-    if world.waiting_slows and takes:
-        occupy(world, world.streams[number].device)
+    takes = world.speeds[world.ops[meeting.op].speeds + _ONE] <= 1.0
+    if meeting.waits and takes:
+        occupy(world, world.streams[number].device, meeting.kind)
     if meeting.missing:
         return
     meeting.missing = meeting.members
-    if takes and not world.waiting_slows:
+    if takes and not meeting.waits:
         for index in range(meeting.first, meeting.first + meeting.members):
-            occupy(world, world.streams[world.members[index]].device)
+            occupy(world, world.streams[world.members[index]].device, meeting.kind)
     lead, now = world.streams[meeting.lead], world.loop[0].now
     lead.since, lead.remaining, lead.speed = now + meeting.alpha, world.ops[meeting.op].seconds, 0.0
     # Only what has links waits for its latency by an event: from then on others must share with it.
@@ -489,7 +498,7 @@ def transfer(world: World, number: int, meeting: Any) -> None:
     if meeting.load != NONE:
         join_links(world, number, meeting.load)
     # A collective that compute does not slow need not hear of it.
-    if world.ops[meeting.op].beside < 1.0:
+    if world.speeds[world.ops[meeting.op].speeds + _ONE] < 1.0:
         for index in range(meeting.first, meeting.first + meeting.members):
             member = world.streams[world.members[index]]
             member.lead = number
@@ -513,8 +522,8 @@ def end_meeting(world: World, number: int) -> None:
         if member.lead != NONE:
             member.lead = NONE
             device.transferring -= 1
-        if world.ops[meeting.op].beside <= 1.0:
-            vacate(world, device)
+        if world.speeds[world.ops[meeting.op].speeds + _ONE] <= 1.0:
+            vacate(world, member.device, meeting.kind)
         if go_on(world, member, world.ops[member.op].next):
             world.ready[loop.ready] = world.members[index]
             loop.ready += 1
@@ -528,7 +537,7 @@ def solve(world: World) -> None:
         number = world.begun[index]
         stream = world.streams[number]
         stream.state = RUNS
-        plan(world, number, world.devices[stream.device].communicating > 0)
+        plan(world, number, loop.now)
     loop.begun = 0
     flowing = 0
     for index in range(loop.touched):
@@ -539,7 +548,7 @@ def solve(world: World) -> None:
             replan(world, number)
         # One that transfers nothing has no speed.
         elif stream.state == TRANSFERS and world.ops[stream.op].seconds > 0.0:
-            ceiling = world.ops[stream.op].beside if stream.slowing else 1.0
+            ceiling = world.speeds[world.ops[stream.op].speeds + _ONE] if stream.slowing else 1.0
             if not world.flows[number].links:
                 set_speed(world, number, ceiling)
             elif ceiling != world.flows[number].top:
@@ -662,21 +671,22 @@ def _start(world: World, number: int) -> bool:
 @kernel
 def arrange_ops(
     node: Array, leads: Array, computes: Array, need_start: Array, need_item: Array, carry_start: Array,
-    carry_item: Array, stream_start: Array, stream_item: Array, row: Array, seconds: Array, beside: Array,
-    needed: Array, ops: Array, needs: Array, streams: Array,
+    carry_item: Array, stream_start: Array, stream_item: Array, row: Array, seconds: Array, place: Array,
+    speeds: Array, columns: int, needed: Array, ops: Array, needs: Array, streams: Array,
 ) -> None:  # fmt: skip
     """Write ops, their lists of needs, and the first op of each stream; meetings are numbered by the ops that lead.
 
     Arguments, by op where nothing else is said:
         node: as of ``nodes_of``; leads to stream_item: as of ``Ops``.
-        row: as of ``NodeCosts``; seconds, beside: of its rows.
+        row: as of ``NodeCosts``; seconds: of its rows; place: of their speeds.
+        speeds: as of ``World``, columns of them.
         needed: is used up.
         ops, needs, streams: as of ``World``.
     """
     meetings, at = 0, 0
     for number in range(len(ops)):
         op = ops[number]
-        op.seconds, op.beside, op.waiter = seconds[row[number]], beside[row[number]], NONE
+        op.seconds, op.speeds, op.waiter = seconds[row[number]], place[row[number]], NONE
         if leads[number]:
             op.meeting = meetings
             meetings += 1
@@ -713,19 +723,22 @@ def arrange_ops(
                 op.meeting = ops[node[number]].meeting
             else:
                 alone = index + 1 < end and computes[following] and ops[following].need == NONE
-                op.meeting = CHAINED if alone and (op.beside == 1.0 or not needed[number]) else COMPUTES
+                # The last of its speeds is that beside all kinds at once.
+                free = speeds[op.speeds + columns - 1] == 1.0
+                op.meeting = CHAINED if alone and (free or not needed[number]) else COMPUTES
 
 
 @kernel
 def arrange_meetings(
-    ops: Array, node: Array, stream: Array, row: Array, alpha: Array, load: Array, first_stream: Array, kinds: Array,
-    meetings: Array, members: Array, devices: Array, beside: Array, streams: Array, ready: Array,
+    ops: Array, node: Array, stream: Array, row: Array, alpha: Array, load: Array, taking: Array, waits: Array,
+    first_stream: Array, kinds: Array, meetings: Array, members: Array, devices: Array, beside: Array, streams: Array,
+    ready: Array,
 ) -> int:  # fmt: skip
     """Write meetings with their streams, and devices with theirs; return how many streams have ops, and are ready.
 
     Arguments:
         ops, streams: as ``arrange_ops`` writes them.
-        node, stream: of each op; row: as of ``NodeCosts``; alpha, load: of its rows.
+        node, stream: of each op; row: as of ``NodeCosts``; alpha, load, taking: of its rows; waits: of each kind.
         first_stream: of each device, and at last how many streams there are.
         kinds: of each stream, 1 where it ever computes, + 2 where it ever communicates; 0 at first.
         meetings to ready: as of ``World``.
@@ -741,6 +754,8 @@ def arrange_meetings(
         if node[number] == number:
             meeting.op, meeting.lead, meeting.alpha = number, stream[number], alpha[row[number]]
             meeting.load = load[row[number]] if load[row[number]] >= 0 else NONE
+            meeting.kind = taking[row[number]]
+            meeting.waits = waits[meeting.kind]
     first = 0
     for which in range(len(meetings)):
         meetings[which].first = first

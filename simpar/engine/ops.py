@@ -204,12 +204,16 @@ def nodes_of(ops: Ops) -> Ints | None:
 
 
 class Rows(NamedTuple):
-    """What nodes cost, each way of it once; shape [rows]; as of ``NodeCosts``."""
+    """What nodes cost, each way of it once; shape [rows], of ``beside`` [kinds, rows]; as of ``NodeCosts``.
+
+    Arguments: ``taking``, of a communication its kind, by what it takes of its devices; 0 of all else.
+    """
 
     seconds: trace.Times
     alpha: trace.Times
     beside: trace.Times
     kind: Ints
+    taking: Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +225,7 @@ class NodeCosts:
         loads: what a communication asks of one link of each class, in all groups that it stands for.
         issued: seconds, when the host has issued an op; shape [steps, N].
         launches: whether hosts issue ops at times of their own; those that wait are ops themselves.
-        waiting_slows: as of ``Costs``.
+        waiting_slows: of each kind of communication, as of ``Costs``.
     """
 
     row: Ints
@@ -229,7 +233,7 @@ class NodeCosts:
     loads: list[Load]
     issued: trace.Times
     launches: bool
-    waiting_slows: bool
+    waiting_slows: tuple[bool, ...]
 
     @cached_property
     def seconds(self) -> trace.Times:
@@ -243,12 +247,12 @@ class NodeCosts:
 
     @cached_property
     def beside(self) -> trace.Times:
-        """Speed beside what slows it.
+        """Speeds beside what slows them; shape [kinds, N].
 
-        Of a compute op that is while a collective runs on its device; of a communication, its highest while one of its
-        devices computes.
+        Of a compute op those are while a communication of each kind runs on its device; of a communication the first is
+        its highest while one of its devices computes.
         """
-        return self.rows.beside.take(self.row)
+        return self.rows.beside.take(self.row, axis=1)
 
     @cached_property
     def kind(self) -> Ints:
@@ -271,8 +275,9 @@ def node_costs(ops: Ops, program: Program, costs: Costs, representatives: Repres
     speeds = sorted(set(speed_of))
     hosts = devices * (2 if costs.waits else 1)
     computes = program.op_column(op_computes, np.bool_)
-    # For a compute op this is its speed beside communication, for a communication its ceiling beside compute.
-    beside = [np.where(computes, costs.beside_communication, 1.0)] * len(speeds)
+    # For a compute op these are its speeds beside communication, for a communication its ceiling beside compute.
+    beside = [np.where(computes, costs.speeds, 1.0)] * len(speeds)
+    ones = np.ones_like(beside[0])
     seconds = [costs.compute / speed for speed in speeds]
     row, own = ops.op_class.copy(), int(ops.first[devices])
     if len(speeds) > 1:
@@ -285,12 +290,12 @@ def node_costs(ops: Ops, program: Program, costs: Costs, representatives: Repres
         first = ops.first[devices : hosts + 1]
         row[first[:-1][np.diff(first) > 0]] += np.int32(count)
         seconds += [costs.host, costs.host + costs.host_step]
-        beside += [np.ones(count)] * 2
+        beside += [ones] * 2
     if len(ops.roles) > hosts:
         # And behind all of these work queues, which take no time.
         row[ops.first[hosts] :] = len(seconds) * count
         seconds.append(np.zeros(count))
-        beside.append(np.ones(count))
+        beside.append(ones)
     before = len(seconds) * count
     nodes = np.flatnonzero(ops.leads)
     # Ops of one class on one representative cost the same, so each kind is worked out once.
@@ -303,13 +308,16 @@ def node_costs(ops: Ops, program: Program, costs: Costs, representatives: Repres
     rows = Rows(
         seconds=_quantise(np.concatenate((*seconds, [transfer for _, transfer, _ in messages]))),
         alpha=_quantise(np.concatenate((nothing, [latency for latency, _, _ in messages]))),
-        beside=np.concatenate((*beside, costs.beside_compute[kinds % count])),
+        beside=np.concatenate(
+            (*beside, np.repeat(costs.beside_compute[None, kinds % count], len(ones), axis=0)), axis=1
+        ),
         kind=np.concatenate((nothing + NONE, np.where(list(map(bool, loads)), np.arange(len(loads)), NONE))).astype(
             np.int32
         ),
+        taking=np.concatenate((nothing.astype(np.int64), costs.taking[kinds % count])),
     )
     issued = _issued(ops, costs, steps, devices)
-    return NodeCosts(row, rows, loads, issued, not costs.waits, costs.waiting_slows)
+    return NodeCosts(row, rows, loads, issued, not costs.waits, costs.waiting)
 
 
 def _same(program: Program, costs: Costs) -> Ints:
@@ -317,7 +325,8 @@ def _same(program: Program, costs: Costs) -> Ints:
     if isinstance(costs.communication, ByKey):
         found = costs.communication.first
         # All of a key meet alike, and cost the same but for what somebody has changed since they were priced.
-        if (costs.beside_compute[found] == costs.beside_compute).all():
+        taking = costs.taking
+        if (costs.beside_compute[found] == costs.beside_compute).all() and (taking[found] == taking).all():
             return found
     return np.arange(len(program.op_classes))
 

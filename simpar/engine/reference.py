@@ -69,12 +69,12 @@ class _Simulation:
         self._program = program
         self._representatives = representatives
         self._steps = steps
-        self._waiting_slows = costs.waiting_slows
+        self._waiting_slows = costs.waiting
         self._observe = observe
         self._costs = costs
         self._ops = hosted(program, representatives, costs.waits, costs.work_queues)
         self._walk(self._ops, node_costs(self._ops, program, costs, representatives, steps))
-        devices = [fold.Device(representative) for representative in range(len(self._ops.roles))]
+        devices = [fold.Device(representative, len(costs.waiting)) for representative in range(len(self._ops.roles))]
         every = len(self._ops)
         representative = self._ops.representative.tolist()
         self._streams = [
@@ -96,8 +96,9 @@ class _Simulation:
         self._computes, self._leads = ops.computes.tolist(), ops.leads.tolist()
         self._channel, self._turn, self._turns = (each.tolist() for each in ops.meetings[:3])
         self._expected = ops.meetings.expected.tolist()
-        self._seconds, self._alpha, self._beside = (
-            each.tolist() for each in (costs.seconds, costs.alpha, costs.beside)
+        self._seconds, self._alpha, self._beside, self._taking = (
+            each.tolist()
+            for each in (costs.seconds, costs.alpha, costs.beside.T, self._costs.taking.take(ops.op_class))
         )
         self._load = costs.links
         self._issued_at = costs.issued.ravel().tolist()
@@ -185,14 +186,15 @@ class _Simulation:
         rendezvous = self._meeting.get(number)
         if rendezvous is None:
             rendezvous = self._meeting[number] = fold.Rendezvous()
+            rendezvous.kind = self._taking[op]
         rendezvous.streams.append(stream)
         rendezvous.devices.append(stream.device)
         # Only one side has the costs; it need not be the last to arrive.
         if self._leads[op]:
             rendezvous.op, rendezvous.remaining = op, self._seconds[op]
-            rendezvous.links, rendezvous.beside = self._load[op], self._beside[op]
-        if self._waiting_slows and rendezvous.beside <= 1.0:
-            self._occupy(stream.device)
+            rendezvous.links, rendezvous.beside = self._load[op], self._beside[op][0]
+        if self._waiting_slows[rendezvous.kind] and rendezvous.beside <= 1.0:
+            self._occupy(stream.device, rendezvous.kind)
         if len(rendezvous.streams) == self._expected[channel]:
             del self._meeting[number]
             self._begin(rendezvous)
@@ -202,9 +204,9 @@ class _Simulation:
         now = self._env.now
         for stream in rendezvous.streams:
             self._start[stream.base + stream.head] = now
-        if rendezvous.beside <= 1.0 and not self._waiting_slows:
+        if rendezvous.beside <= 1.0 and not self._waiting_slows[rendezvous.kind]:
             for device in rendezvous.devices:
-                self._occupy(device)
+                self._occupy(device, rendezvous.kind)
         # During its latency it uses no link, but it does occupy its devices.
         _At(self._env, self._transfer, rendezvous, self._alpha[rendezvous.op])
 
@@ -253,14 +255,15 @@ class _Simulation:
             self._touch(neighbours)
         for device in rendezvous.devices:
             device.transferring.pop(rendezvous, None)
-            device.communicating -= rendezvous.beside <= 1.0
-            if not device.communicating:
-                self._touch(device.computing)
+            if rendezvous.beside <= 1.0:
+                device.communicating[rendezvous.kind] -= 1
+                if not device.communicating[rendezvous.kind]:
+                    self._touch(device.computing)
 
-    def _occupy(self, device: fold.Device) -> None:
-        """Let one more collective slow a device's compute."""
-        device.communicating += 1
-        if device.communicating == 1:
+    def _occupy(self, device: fold.Device, kind: int) -> None:
+        """Let one more communication of a kind slow a device's compute."""
+        device.communicating[kind] += 1
+        if device.communicating[kind] == 1:
             self._touch(device.computing)
 
     def _finish(self, streams: Sequence[fold.Stream]) -> None:

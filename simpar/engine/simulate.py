@@ -156,23 +156,27 @@ def world_of(of: Ops, node: Ints, costs: NodeCosts, links: int) -> World:
     # A stream may compute and communicate.
     beside = np.empty(2 * on_all, dtype=np.uint32)
     ready, begun, touched, flowing = np.zeros((4, on_all), dtype=np.uint32)
+    place, speeds = _speeds(costs.rows.beside)
+    kinds = len(costs.waiting_slows)
+    columns = 2**kinds
     arrange_ops(
         node, of.leads, of.computes, of.need.start, of.need.item, of.carry.start, of.carry.item, of.streams.start,
-        of.streams.item, costs.row, costs.rows.seconds, costs.rows.beside, np.zeros(count, dtype=bool), ops, needs,
-        streams,
+        of.streams.item, costs.row, costs.rows.seconds, place, speeds, columns, np.zeros(count, dtype=bool), ops,
+        needs, streams,
     )  # fmt: skip
     loop = np.zeros(1, dtype=LOOP)
     loop['ready'] = arrange_meetings(
-        ops, node, stream, costs.row, costs.rows.alpha, costs.rows.kind, of.first_stream,
-        np.zeros(on_all, dtype=np.uint8), meetings, members, devices, beside, streams, ready,
+        ops, node, stream, costs.row, costs.rows.alpha, costs.rows.kind, costs.rows.taking,
+        np.array(costs.waiting_slows, dtype=np.uint8), of.first_stream, np.zeros(on_all, dtype=np.uint8), meetings,
+        members, devices, beside, streams, ready,
     )  # fmt: skip
     on_links = np.zeros(links, dtype=LINK)
     on_links['head'] = NONE
     pairs = [pair for load in costs.loads for pair in load]
     widest = max(map(len, costs.loads), default=0)
     return World(
-        len(costs.issued), np.uint64(count), costs.waiting_slows, costs.launches, np.uint64(widest),
-        ops, meetings, members, needs,
+        len(costs.issued), np.uint64(count), np.uint64(kinds), costs.launches, np.uint64(widest),
+        speeds, np.zeros(len(devices) * kinds, dtype=np.uint32), ops, meetings, members, needs,
         np.array([*accumulate(map(len, costs.loads), initial=0)], dtype=np.int64),
         np.array([link for link, _ in pairs], dtype=np.uint32),
         np.array([demand for _, demand in pairs], dtype=float),
@@ -182,6 +186,25 @@ def world_of(of: Ops, node: Ints, costs: NodeCosts, links: int) -> World:
         np.zeros(on_all * widest, dtype=ENTRY),
         on_links, ready, begun, touched, flowing, np.zeros(links, dtype=np.uint32), loop,
     )  # fmt: skip
+
+
+def _speeds(beside: Times) -> tuple[Ints, Times]:
+    """Of each way of costs the place of its speeds, and these: 2^kinds numbers from each place on, as of ``World``.
+
+    Arguments: ``beside``, shape [kinds, rows], as of ``Rows``.
+    """
+    kinds = len(beside)
+    if kinds == 1:
+        # Numbers are told apart sooner than columns of them.
+        alone, row = np.unique(beside[0], return_inverse=True)
+        distinct = alone[None]
+    else:
+        distinct, row = np.unique(beside, axis=1, return_inverse=True)
+    speeds = np.ones((distinct.shape[1], 2**kinds))
+    for together in range(1, 2**kinds):
+        # Of several kinds at once the one that takes most counts.
+        speeds[:, together] = distinct[[kind for kind in range(kinds) if together >> kind & 1]].min(axis=0)
+    return row.ravel() * 2**kinds, speeds.ravel()
 
 
 @kernel

@@ -7,19 +7,23 @@ import numpy as np
 from simpar.kernels import Array
 
 OP: Final = np.dtype(
-    [('seconds', 'f8'), ('beside', 'f8'), ('need', 'u4'), ('next', 'u4'), ('meeting', 'u4'), ('waiter', 'u4')]
-)
-"""An op: isolated seconds; its speed beside what slows it; a need; the next on its stream; its meeting; who waits.
+    [
+        ('seconds', 'f8'), ('speeds', 'u4'), ('free', 'u4'), ('need', 'u4'), ('next', 'u4'), ('meeting', 'u4'),
+        ('waiter', 'u4'),
+    ]
+)  # fmt: skip
+"""An op: isolated seconds; the place of its speeds; a need; the next on its stream; its meeting; who waits.
 
 ``waiter`` is the first stream that waits for its end, and names the next of them by ``behind``.
 """
 MEETING: Final = np.dtype(
     [
         ('alpha', 'f8'), ('op', 'u4'), ('lead', 'u4'), ('load', 'u4'), ('first', 'u4'), ('members', 'u4'),
-        ('missing', 'u4'),
+        ('missing', 'u4'), ('kind', 'u4'), ('waits', 'u4'),
     ]
 )  # fmt: skip
-"""A communication: its latency; the op that has its costs, and the stream of that; its row of loads.
+"""A communication: its latency; the op that has its costs, and the stream of that; its row of loads; its kind, and
+whether it slows computing while it waits for its peers.
 
 Its streams are so many ``members`` from ``first`` on. How many are ``missing`` is counted once for all steps, for steps
 of a meeting never overlap.
@@ -30,7 +34,8 @@ DEVICE: Final = np.dtype(
         ('first_communication', 'u4'), ('end', 'u4'),
     ]
 )  # fmt: skip
-"""A representative: how many of its streams compute, communicate, transfer; where those that ever do are listed."""
+"""A representative: how many of its streams compute; a bit for each kind of communication that goes on; how many
+streams transfer; where those that ever do are listed."""
 STREAM: Final = np.dtype(
     [
         ('since', 'f8'), ('remaining', 'f8'), ('speed', 'f8'), ('op', 'u4'), ('last', 'u4'), ('step', 'u4'),
@@ -63,7 +68,11 @@ class World(NamedTuple):
     Arguments:
         steps: how many.
         per_step: how many ops a step has.
+        kinds: of communication, by what it takes of its devices.
         widest: how many links a flow has at most; those of stream s begin at s · widest.
+        speeds: of an op at a place, 2^kinds numbers: of one that computes, beside each set of kinds, by their bits; of
+            a communication, the second is its highest beside computing.
+        going: of each device, how many communications of each kind go on.
         ready, begun, touched: lists of streams: to look at; which began to compute at this instant; to solve.
         members: the streams of all meetings.
         needs: lists of needs, each behind its length.
@@ -77,9 +86,11 @@ class World(NamedTuple):
 
     steps: int
     per_step: np.uint64
-    waiting_slows: bool
+    kinds: np.uint64
     launches: bool
     widest: np.uint64
+    speeds: Array
+    going: Array
     ops: Array
     meetings: Array
     members: Array

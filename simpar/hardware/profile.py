@@ -332,6 +332,10 @@ class Library:
     tuning: Tuning = 'none'
 
 
+Waiting = bool | Literal['collectives', 'messages']
+"""What slows kernels while it waits for its peers: all, nothing, or of two kinds one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowDown:
     """Speeds, of 1, beside one another.
@@ -340,13 +344,13 @@ class SlowDown:
         matrix: speed of matrix products and attention while a collective runs on their device.
         memory: speed of all other kernels meanwhile.
         collective: speed of a collective while one of its devices computes.
-        waiting: whether a collective that waits for its peers slows kernels too.
+        waiting: whether what waits for its peers slows kernels too; ``collectives`` or ``messages``, these alone.
     """
 
     matrix: ShareFigure
     memory: ShareFigure
     collective: ShareFigure
-    waiting: bool
+    waiting: Waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

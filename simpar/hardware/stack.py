@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from simpar.document import Bytes
-from simpar.hardware.profile import Figure, Mode, ShareFigure, Text, TimeFigure
+from simpar.hardware.profile import Figure, Mode, ShareFigure, Text, TimeFigure, Waiting
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 PerElement = Annotated[float, Field(ge=-64, le=64)]
@@ -259,7 +259,7 @@ class Stack:
         cases: further keys, each where a schedule says what they belong to.
         model: keys of the models that its published rows are of, where these are silent; no schedule takes them.
         source: where these were read.
-        waiting: whether a message that waits for its peer slows kernels, in place of what the profile says.
+        waiting: whether what waits for its peers slows kernels, in place of what the profile says.
         work_queues: how many of a device's it uses; none: all.
         tile_streams: of ``plan.tiles``; none: one tile behind the other.
         tile_call: by which tiles are issued; none: the host issues each as it would the product.
@@ -292,7 +292,7 @@ class Stack:
     attention: AttentionKernel | None = None
     kernels: KernelYear | None = None
     launches: Mapping[str, Launches] = field(default_factory=dict)
-    waiting: bool | None = None
+    waiting: Waiting | None = None
     sunk: bool = False
     memory: StackMemory | None = None
 

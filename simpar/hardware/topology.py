@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar import document, errors, files, plans
-from simpar.hardware.profile import DeviceUse, Expansion, Link, Profile, RateFigure, ShareFigure
+from simpar.hardware.profile import DeviceUse, Expansion, Link, Profile, RateFigure, ShareFigure, Waiting
 from simpar.hardware.stack import Stack
 
 # Kinds of kernels that collectives of NCCL are, and what they take of a device: the table ``beside.csv``.
@@ -26,10 +26,12 @@ class Kernels:
     Arguments:
         blocks: multiprocessors times ranks, as the switch shares the work out; 0: copy engines do it.
         matrix: speed of products beside it, where that was measured.
+        waits: whether it holds these while it waits for its peers.
     """
 
     blocks: int
     matrix: float | None
+    waits: bool
 
     def speed(self, ranks: int, multiprocessors: float) -> float:
         """Speed of products beside it, of 1: what was measured, or the share of multiprocessors that it leaves."""
@@ -41,7 +43,10 @@ def kernels_of(tuning: str, mode: str) -> Mapping[str, Kernels]:
     """By operator, on devices of a row of NCCL's tables; ``dispatch``, as DeepEP does it, in any mode."""
     rows = [row for row in _rows() if row['tuning'] == tuning and row['mode'] in ('', mode)]
     return {
-        row['operator']: Kernels(int(row['blocks']), float(row['matrix']) if row['matrix'] else None) for row in rows
+        row['operator']: Kernels(
+            int(row['blocks']), float(row['matrix']) if row['matrix'] else None, row['waits'] == 'yes'
+        )
+        for row in rows
     }
 
 
@@ -200,11 +205,10 @@ class Cluster:
         changed = ''.join(f', {key}={value!r}' for key, value in more.items() if value)
         return f'Cluster({self.profile.name!r}, nodes={self.nodes!r}, devices={self.devices!r}{changed})'
 
-    @property
-    def waiting_slows(self) -> bool:
-        """Whether what waits for its peers slows kernels: as the stack says, or else the profile."""
+    def waiting_slows(self, of: Waiting) -> bool:
+        """Whether collectives, or messages, that wait for peers slow kernels: as the stack says, else the profile."""
         told = self.stack.waiting if self.stack else None
-        return self.profile.slow_down.waiting if told is None else told
+        return (self.profile.slow_down.waiting if told is None else told) in (True, of)
 
     @property
     def queues(self) -> int:

@@ -267,7 +267,7 @@ class Judge:
 
     def _awaited(self, plan: Plan) -> bool:
         """Whether a receive that waits for its sender surely slows computation."""
-        return self._cluster.waiting_slows and plan.streams == 'group' and not receives_late(plan)
+        return self._cluster.waiting_slows('messages') and plan.streams == 'group' and not receives_late(plan)
 
     def _sent(self, sample: Sample, plan: Plan) -> float:
         """The same of the last copy, for as many copies as there may be."""

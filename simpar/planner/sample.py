@@ -496,7 +496,7 @@ def _rows(stages: int, *, split: bool) -> tuple[str, ...]:
 def _seconds(program: Program, costs: Costs) -> tuple[Floats, Floats, dict[int, float]]:
     """Seconds of each op class by itself, and with computation slowed by a message that is awaited; see ``Work``."""
     isolated = np.array(costs.compute, dtype=np.float64)
-    slowed = isolated / costs.beside_communication
+    slowed = isolated / costs.speeds.max(axis=0)
     wires = {}
     for index, entries in costs.communication.items():
         # Of its groups the quickest: any stage may be the one.
