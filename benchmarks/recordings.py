@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 RECORDED: Final = Path(__file__).parent.parent / 'tests' / 'recorded'
 SIZES: Final = (10**5, 10**6)
+ROUNDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What reading took. Arguments: ``seconds`` of CPU and ``memory`` in bytes, of the whole command."""
+    """What reading took. Arguments: ``seconds`` of CPU and ``memory`` in bytes, of the whole command, medians."""
 
     format: str
     events: int
@@ -79,8 +81,14 @@ def _read(name: str, file: str, lines: Callable[[int], Iterator[str]], events: i
         with path.open('w', encoding='utf-8') as out:
             out.writelines(f'{line}\n' for line in lines(events))
         words = [sys.executable, '-m', 'simpar', 'trace', str(path)]
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0, words
-    return Read(name, events, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+        rounds = [_used(words) for _ in range(ROUNDS)]
+    seconds, memory = (median(figures) for figures in zip(*rounds, strict=True))
+    return Read(name, events, seconds, int(memory))
+
+
+def _used(words: list[str]) -> tuple[float, int]:
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, words
+    return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024

@@ -14,7 +14,7 @@ from benchmarks.engines import SWEPT, Stages, Swept
 from benchmarks.every_rank import EveryRank
 from benchmarks.laps import Laps, Spread, short
 from benchmarks.peers import PEERS, Peer, commit_of
-from benchmarks.recordings import Read
+from benchmarks.recordings import ROUNDS, Read
 
 PAGE: Final = Path(__file__).parent.parent / 'docs' / 'proofs' / 'performance.md'
 
@@ -138,7 +138,7 @@ def recordings_part(found: Sequence[Read]) -> str:
     return f"""## Recordings
 
 `simpar trace` of one rank, the whole command with its start. Each file repeats a real recording behind itself.
-Measured at commit {own_commit()}, once each.
+Measured at commit {own_commit()}; medians of {ROUNDS}, on shared cores.
 
 {_table(('format', 'events', 'CPU s', 'CPU µs an event', 'MB at the peak'), rows)}"""
 

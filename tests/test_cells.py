@@ -26,15 +26,15 @@ STRANGE = {
 }
 TEXTS = ('op', 'aclnn_MatMul_0', 'hcom_allReduce__868_0_1', '"4096,1024;6144,1024"', '"""4096,1024;1"""', '', 'é x',
     'x' * 300, 'x' * 299 + 'y', '"a\nb"', '"a\r\n,""b"', '""')  # fmt: skip
-ODD = ('a"b', '"a"b', ' "c"', '"a""', 'soon', '9' * 16, '-3')
+ODD = ('a"b', 'a"b,c"', '"a"b', ' "c"', '"a""', 'soon', '5' * 16, '1' * 17, '-3', '\udcff')
 """What csv reads otherwise than it writes, and what no time may be."""
 Rows = list[tuple[int, int, str, str, str]]
 
 
 def drawn(rng: random.Random) -> bytes:
-    """A table whose cells are ordinary, or some strange, or some of them broken."""
-    strange, odd = rng.choice([(0, 0), (0.2, 0), (0.2, 0), (0, 0.02), (0.2, 0.02)])
-    head = rng.choice(HEADS)
+    """A table whose cells are ordinary, some of them strange, or a few broken in one way."""
+    strange, odd = rng.choice([(0, 0), (0.2, 0), (0.2, 0), (0, 0.01), (0.2, 0.01)])
+    head, broken = rng.choice(HEADS), rng.choice(ODD)
     names = next(csv.reader([head]))
     keys = {place: key for key, place in columns_of(names)[0].items()}
     lines = [head]
@@ -43,11 +43,12 @@ def drawn(rng: random.Random) -> bytes:
         for place in range(len(names) + (rng.random() < strange)):
             usual = ORDINARY.get(keys.get(place, ''), TEXTS)
             unusual = STRANGE.get(keys.get(place, ''), usual)
-            row.append(rng.choice(ODD if rng.random() < odd else unusual if rng.random() < strange else usual))
+            ordinary = rng.choice(unusual if rng.random() < strange else usual)
+            row.append(broken if rng.random() < odd else ordinary)
         lines += [','.join(row[: -1 if rng.random() < strange else None]), *[''] * (rng.random() < strange)]
     end = rng.choice(['\n', '\r\n', '\r'])
     text = rng.choice(['', '\ufeff']) + end.join(lines) + rng.choice(['', end])
-    return text.encode() + b'\xff' * (rng.random() < odd)
+    return text.encode(errors='surrogateescape')
 
 
 def by_row(path: Path) -> Rows:
@@ -83,8 +84,8 @@ def by_blocks(path: Path) -> Rows:
 def test_drawn_tables_are_read_as_csv_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Quotes, empty and short rows, ends of lines, marks of byte order, times of any form; refusals name the row."""
     rng, refused = random.Random(7), 0
-    for number in range(200):
-        path = tmp_path / f'{number}.csv'
+    for number in range(100):
+        path = tmp_path / 'kernel_details.csv'
         path.write_bytes(drawn(rng))
         monkeypatch.setattr(cells, 'BLOCK', rng.choice([300, 1500, 2**20]))
         words, expected = str(path), list[tuple[int, int, str, str, str]]()
@@ -98,4 +99,12 @@ def test_drawn_tables_are_read_as_csv_reads_them(tmp_path: Path, monkeypatch: py
             with pytest.raises(ScheduleError, match=words):
                 by_blocks(path)
             refused += 1
-    assert 20 < refused < 180
+    assert 10 < refused < 90
+
+
+def test_a_letter_that_is_none_is_refused_in_columns_that_nobody_reads(tmp_path: Path) -> None:
+    row = b'1,2,3,op,Add,AI_CORE,100.000,1.000,'
+    path = tmp_path / 'kernel_details.csv'
+    path.write_bytes(b'\n'.join([HEADS[0].encode(), *[row + b'0,'] * 999, row + b'\xff,']))
+    with pytest.raises(ScheduleError, match='cannot be read'):
+        read_kernel_details(path)

@@ -295,6 +295,7 @@ def written(path: Path, data: bytes) -> Path:
         (lambda text: text.replace('1700000000881410.320', 'soon'), 'no number of microseconds'),
         (lambda text: text.splitlines()[0] + '\n', 'has no row'),
         (lambda text: text.replace('1700000000881410.320', '9' * 30), 'no number of microseconds'),
+        (lambda text: text.replace('1700000000881410.320', '5' * 16), 'no time before the year 2116'),
         (lambda text: text.replace(',50.621,', ',-50.621,'), 'a duration below 0'),
         (lambda text: text.replace('op_0000', '"op\r_0000'), 'no row|is no table|no number'),
         (lambda text: 'Duration(us),' + text.replace('\n', '\n1,'), 'has more than one column Duration'),

@@ -212,20 +212,21 @@ class _Columns:
             name: [] for name in ('begin', 'end', 'kind', 'correlation', 'bytes', 'ranks')
         }
         self.texts: dict[str, list[str]] = {name: [] for name in ('name', 'type', 'stream', 'group', 'shapes')}
-        self.shapes: dict[bytes, str] = {b'': ''}
-        self.kinds: dict[tuple[Any, Any], int] = {}
+        # Of each value once; a call of these takes less than one of a method.
+        self.shape = lru_cache(maxsize=None)(bytes.decode)
+        self.kind = lru_cache(maxsize=None)(self._told)
         self.gloo: set[Any] = set()
         self.devices: set[str] = set()
 
     def add(self, batch: Sequence[_Event]) -> None:
         """Append what lasts."""
         rows = [event for event in batch if event.ph == 'X' and event.cat not in _NOBODY]
-        if any(event.ph == 'B' and str(event.cat).lower() in DEVICE for event in batch):
+        if any(str(event.cat).lower() in DEVICE for event in [event for event in batch if event.ph == 'B']):
             what = 'has kernels as begins and ends apart'
             raise refusal(self.path, what, 'write it by torch.profiler, an event for each kernel')
         args = [event.args if isinstance(event.args, _Arguments) else _BARE for event in rows]
         begin, lasts = self._times(rows, batch)
-        kind = np.fromiter((self._kind(event.cat, event.name) for event in rows), np.int64, len(rows))
+        kind = np.array([self.kind(event.cat, event.name) for event in rows], dtype=np.int64)
         self.seen += len(batch)
         # What runs on a device is drawn in a process of this device.
         self.devices.update({str(rows[at].pid) for at in np.flatnonzero(kind != HOST).tolist()})
@@ -265,7 +266,7 @@ class _Columns:
             ('stream', [intern(str(place)) for place in places]),
             ('group', list(map(intern, groups))),
             # Simpar's own recordings name the op of their schedule.
-            ('shapes', [intern(str(one.op)) if one.op else self._shape(bytes(one.dims or one.grid)) for one in args]),
+            ('shapes', [intern(str(one.op)) if one.op else self.shape(bytes(one.dims or one.grid)) for one in args]),
         ):
             self.texts[name] += texts
 
@@ -275,18 +276,11 @@ class _Columns:
         numbers: dict[str, Any] = {name: np.concatenate(parts or none) for name, parts in self.ints.items()}
         return table_of(numbers | self.texts)
 
-    def _shape(self, found: bytes) -> str:
-        return self.shapes.get(found) or self.shapes.setdefault(found, found.decode())
-
-    def _kind(self, category: Any, name: Any) -> int:
-        known = self.kinds.get((category, name))
-        return known if known is not None else self.kinds.setdefault((category, name), self._told(category, str(name)))
-
-    def _told(self, category: Any, name: str) -> int:
-        place = str(category).lower()
+    def _told(self, category: Plain, named: Plain) -> int:
+        place, name = str(category).lower(), str(named)
         if place not in DEVICE:
             if name.startswith(GLOO):
-                self.gloo.add(name)
+                self.gloo.add(named)
             return HOST
         if place in _COPIES:
             return COPY

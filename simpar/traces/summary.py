@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.interval_sets import length, minus, seconds_of, union
+from simpar.interval_sets import length
 from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NANOSECOND, NO_STEP, Ints, Kernels, RankTrace
 
 
@@ -43,20 +43,21 @@ def _figures(begin: Ints, end: Ints, kind: Ints) -> Figures:
     first = begin.min()
     # From the first begin on: doubles hold nanoseconds of a hundred days, and their sums, exactly.
     times = np.column_stack((begin - first, end - first)).astype(np.float64)
-    compute, talk, copy = (union(times[kind == one]) for one in (COMPUTE, COMMUNICATION, COPY))
-    exposed, communication = seconds_of(minus(talk, compute)), seconds_of(talk)
-    span = float(times[:, 1].max())
+    computing, communication, both = (
+        length(times[rows]) for rows in (kind == COMPUTE, kind == COMMUNICATION, kind != COPY)
+    )
+    span, busy = float(times[:, 1].max()), length(times)
     return Figures(
         **{
             name: value * NANOSECOND
             for name, value in (
                 ('span', span),
-                ('computing', seconds_of(compute)),
+                ('computing', computing),
                 ('communication', communication),
-                ('overlapped', communication - exposed),
-                ('exposed', exposed),
-                ('copies', seconds_of(minus(copy, np.concatenate((compute, talk))))),
-                ('idle', span - length(times)),
+                ('overlapped', computing + communication - both),
+                ('exposed', both - computing),
+                ('copies', busy - both),
+                ('idle', span - busy),
             )
         }
     )
