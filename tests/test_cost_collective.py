@@ -194,6 +194,20 @@ def test_alpha_is_the_time_of_small_messages():
     assert H100.cost(collective('all_reduce', 8), range(8)).transfer < 1e-6
 
 
+def test_below_all_that_was_recorded_a_message_is_at_best_as_quick_as_the_largest(tmp_path):
+    path = tmp_path / 'collective.csv'
+    rows = f'all_reduce,8,1,{MIB},1e-3\nall_reduce,8,1,{4 * MIB},25e-4\n'
+    path.write_text(f'operator,ranks,nodes,bytes,seconds\n{rows}')
+    profile = load_profile('h100-sxm-8')
+    table = dataclasses.replace(profile.tables.collective, file=str(path))
+    recorded = cluster(dataclasses.replace(profile, tables=Tables(collective=table)))
+    cost = ClusterCollectives(recorded).cost(collective('all_reduce', MIB / 16), range(8))
+    assert 'extrapolated' in cost.why
+    # The largest takes 1.5 ms beyond the latency.
+    assert cost.best == pytest.approx(1.5e-3 / 4 / 16)
+    assert cost.best < seconds(cost)
+
+
 # Halving an 8-GPU all-reduce on H100: about 2.0 below 0.5 MiB, 1.2 to 1.5 at 4 to 64 MiB, little at 256 MiB.
 @pytest.mark.parametrize(('size', 'low', 'high'), [(0.25, 1.9, 2.1), (4, 1.2, 1.55), (64, 1.2, 1.5), (256, 1.0, 1.12)])
 def test_what_halving_an_all_reduce_costs(size, low, high):

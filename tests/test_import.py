@@ -589,6 +589,23 @@ def test_a_list_of_mindformers_recomputes_the_first_layers_of_each_stage(tmp_pat
     assert load_schedule(schedule_text(imported(path, given={}), 'x')).plan.recompute == ('layer0.*', *told[2:])
 
 
+def test_a_list_of_mindformers_for_ranks_takes_layers_of_each_chunk_in_turn(tmp_path):
+    """Of four layers of rank 0, in chunks of two, three are recomputed; of rank 1 none."""
+    text = FORMERS.replace('num_layers: 4', 'num_layers: 8, pp_interleave_num: 2')
+    text = text.replace('model_parallel: 2', 'pipeline_stage: 2, micro_batch_num: 4')
+    path = Path(script(tmp_path, text + 'recompute_config: {recompute: [3, 0]}\n', 'llama.yaml'))
+    plan = load_schedule(schedule_text(imported(path, given={}), 'x')).plan
+    assert plan.recompute == ('layer0.*', 'layer1.*', 'layer4.*')
+
+
+def test_positions_of_gpt_2_have_the_mark_of_its_embedding(tmp_path):
+    """set_layer_stage of MindFormers marks embeddings, norm and head with the number of groups, layers from 1 on."""
+    text = FORMERS.replace('LlamaConfig', 'GPT2Config').replace('model_parallel', 'gradient_aggregation_group')
+    path = Path(script(tmp_path, text, 'gpt.yaml'))
+    schedule = load_schedule(schedule_text(imported(path, given={}), 'x'))
+    assert schedule.plan.fusion_ids == (2, 2, 1, 1, 2, 2, 2, 2)
+
+
 def test_a_multiplier_of_mindformers_has_its_hundredth(tmp_path):
     """Llama 3.1 70B, of research/llama3_1: feed-forwards of 28,672."""
     sizes = 'num_layers: 80, hidden_size: 8192, num_heads: 64, n_kv_heads: 8, ffn_dim_multiplier: 1.3, multiple_of: 256'
