@@ -2,12 +2,16 @@
 
 import gc
 import json
+import os
 from functools import partial
 from importlib.util import find_spec
 
 import pytest
 from every import EVERY
 from hypothesis import settings
+
+# A second thread of a small product waits by spinning, in this process and in those that tests start.
+os.environ.setdefault('OMP_NUM_THREADS', '1')
 
 # A case that another process holds up for 0.2 s says nothing of what is tested. New ones are drawn with all points.
 settings.register_profile('fixed', deadline=None, derandomize=EVERY > 1, max_examples=100 if EVERY == 1 else 25)

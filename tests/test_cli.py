@@ -1,6 +1,7 @@
 """The command line: verbs and flags pinned, exit codes, what is printed, how soon."""
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -72,13 +73,6 @@ workload: {transformer: {layers: 2, hidden: 8192, heads: 64, vocab: 65536, seque
 def verbs():
     action = next(a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
     return action.choices
-
-
-def simpar(*words, **environment):
-    """Run the command line in a process of its own: exit code and errors."""
-    command, variables = [sys.executable, '-m', 'simpar', *map(str, words)], {**os.environ, **environment}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=variables)
-    return done.returncode, done.stderr
 
 
 PAIRS = [(verb, row) for row in read_csv(ROOT / 'simpar/commands/flag_pairs.csv') for verb in row['verbs'].split()]
@@ -177,11 +171,10 @@ def test_wrong_use_is_one_screen_and_never_a_traceback(case, capsys):
     assert len(errors.splitlines()) <= 25
 
 
-def test_an_unwritable_output_is_named(tmp_path):
+def test_an_unwritable_output_is_named(tmp_path, refused):
     target = tmp_path / 'file'
     target.write_text('x', encoding='utf-8')
-    code, errors = simpar('run', TUTORIAL, '--save', target / 'below.json')
-    assert code == 2
+    errors = refused('run', TUTORIAL, '--save', target / 'below.json')
     assert 'Traceback' not in errors
     assert str(target) in errors
 
@@ -192,25 +185,26 @@ def test_a_closed_pipe_is_no_error():
     assert done.stderr == ''
 
 
-def test_without_torch_measuring_says_what_to_install(tmp_path):
-    (tmp_path / 'sitecustomize.py').write_text(
-        'import importlib.util as u, sys\n'
-        'find = u.find_spec\n'
-        'u.find_spec = lambda name, package=None: None if name == "torch" else find(name, package)\n',
-        encoding='utf-8',
-    )
+def test_without_torch_measuring_says_what_to_install(monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None if name == 'torch' else find(name))
     for words in (['measure', TUTORIAL], ['check', TUTORIAL, '--numerics']):
-        code, errors = simpar(*words, PYTHONPATH=str(tmp_path))
-        assert code == 5
-        assert errors == 'torch is not installed; install the extra: pip install "simpar-parallel[torch]"\n'
+        assert cli.main([*map(str, words)]) == 5
+        told = 'torch is not installed; install the extra: pip install "simpar-parallel[torch]"\n'
+        assert capsys.readouterr().err == told
 
 
 def test_the_same_file_gives_the_same_bytes_whatever_the_hash_seed(tmp_path):
+    # The seed of this process is drawn.
     traces = []
-    for seed in ('0', '1'):
-        folder = tmp_path / seed
-        code, _ = simpar('run', TUTORIAL, '--trace', folder, '--save', folder / 'saved', PYTHONHASHSEED=seed)
-        assert code == 0
+    for name in ('here', 'zero'):
+        folder = tmp_path / name
+        words = [*map(str, ('run', TUTORIAL, '--trace', folder, '--save', folder / 'saved'))]
+        if name == 'here':
+            assert cli.main(words) == 0
+        else:
+            seeded = {**os.environ, 'PYTHONHASHSEED': '0'}
+            subprocess.run([sys.executable, '-m', 'simpar', *words], check=True, cwd=ROOT, env=seeded)
         files = sorted(path for path in folder.rglob('*') if path.is_file())
         traces.append({str(path.relative_to(folder)): path.read_bytes() for path in files})
     assert traces[0] == traces[1]

@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -291,9 +289,3 @@ def test_the_schema_accepts_the_quantities_that_are_read(text, kind):
     except ValueError:
         read_as = math.nan
     assert (re.search(pattern, text) is not None) == (not math.isnan(read_as))
-
-
-def test_pydantic_is_not_imported_before_a_file_is_read():
-    code = 'import sys, simpar.document; print("pydantic" in sys.modules)'
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-    assert done.stdout == 'False\n'

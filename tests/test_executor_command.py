@@ -84,10 +84,10 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def ranks(job, *arguments, port=None, each=((), ()), fault=''):
+def ranks(job, *arguments, fault=''):
     """Two ranks, begun as a launcher begins them."""
-    where = {'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port or free_port())}
-    return [start(job, *arguments, *each[rank], fault=fault, RANK=str(rank), **where) for rank in (0, 1)]
+    where = {'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())}
+    return [start(job, *arguments, fault=fault, RANK=str(rank), **where) for rank in (0, 1)]
 
 
 def in_process(job, steps=2):
@@ -183,31 +183,6 @@ def _processes_with(text):
 # somebody else's ranks
 
 
-@pytest.mark.torch
-def test_a_job_runs_unchanged_under_torchrun(job):
-    command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', '-m', 'executor']
-    done = subprocess.run(
-        [*command, job, '--steps', '2', '--json'], capture_output=True, text=True, check=False, timeout=90
-    )
-    assert done.returncode == 0, done.stderr
-    assert 'executor: rank 0 of 2, started by torchrun' in done.stderr
-    facts = json.loads(done.stdout)
-    assert facts['ranks'] == 2
-    assert facts['losses'] == pytest.approx(in_process(job), rel=1e-6)
-
-
-@pytest.mark.torch
-def test_ranks_that_were_asked_for_different_runs_do_not_start(job):
-    """Other seeds once trained silently wrong, and other numbers of steps hung."""
-    for process in ranks(job, each=((), ('--seed', '1', '--steps', '4'))):
-        code, out, error = finished(process)
-        assert (code, out) == (5, '')
-        assert error.splitlines()[-1] == (
-            'rank 1 was asked for another run than rank 0: seed (1, not 0), steps (4, not 3); '
-            'give every rank the same command'
-        )
-
-
 def shaken(job, *flags):
     """What each of two threads, as ranks whose commands differ by some flags, is told; and after how many seconds."""
     import torch.distributed as dist
@@ -239,6 +214,7 @@ def shaken(job, *flags):
     ids=lambda value: value[0] if isinstance(value, tuple) else '',
 )
 def test_every_difference_is_named_at_once(job, flags, what):
+    """Other seeds once trained silently wrong, and other numbers of steps hung."""
     found, seconds = shaken(job, *flags)
     assert found[0] == found[1]
     assert found[0].startswith(f'rank 1 was asked for another run than rank 0: {what}')
@@ -297,14 +273,18 @@ def test_a_stopped_rank_0_is_named_soon_although_it_serves_the_store(job):
 
 
 @pytest.mark.torch
-def test_a_port_that_is_taken_is_named(job):
+def test_a_port_that_is_taken_is_named(job, monkeypatch, capsys):
+    from executor.__main__ import main
+
     with socket.socket() as taken:
         taken.bind(('127.0.0.1', 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        code, _, error = finished(start(job, RANK='0', WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=port))
-    assert code == 5
-    assert error.splitlines()[-1] == f'rank 0: port {port} is taken; choose another by MASTER_PORT'
+        where = {'RANK': '0', 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
+        for name, value in where.items():
+            monkeypatch.setenv(name, value)
+        assert main([str(job)]) == 5
+    assert capsys.readouterr().err.splitlines()[-1] == f'rank 0: port {port} is taken; choose another by MASTER_PORT'
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,16 @@ def test_every_public_name_is_there_whatever_was_imported_before():
         assert callable(value) or name == '__version__', name
 
 
-def test_importing_simpar_and_predicting_never_imports_torch_or_the_executor():
+def test_what_is_heavy_is_imported_where_it_is_used():
     code = (
         'import sys, simpar\n'
         'assert "numpy" not in sys.modules\n'
-        'simpar.load_case("examples/multi_copy.yaml").predict()\n'
+        'import simpar.document, simpar.plot\n'
+        'assert not {"pydantic", "matplotlib"} & set(sys.modules), sorted(sys.modules)\n'
+        'prediction = simpar.load_case("examples/multi_copy.yaml").predict()\n'
         'assert not {"torch", "executor", "matplotlib"} & set(sys.modules), sorted(sys.modules)\n'
+        'simpar.plot.timeline(prediction.trace)\n'
+        'assert "matplotlib.pyplot" not in sys.modules\n'
     )
     subprocess.run([sys.executable, '-c', code], check=True)
 

@@ -96,7 +96,9 @@ def full(*words, room=2000):
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 
     command = [sys.executable, '-m', 'simpar', *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, preexec_fn=limit)
+    # Or a module that is compiled now would be kept in part.
+    around = {**os.environ, 'PYTHONDONTWRITEBYTECODE': '1'}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, preexec_fn=limit, env=around)
     return done.returncode, done.stderr
 
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import astuple
 from pathlib import Path
 
@@ -319,7 +317,5 @@ def test_by_name_deepseek_and_gpt_2_have_as_many_as_is_published():
         assert load_case({'simpar': 1, 'cluster': 'h100-sxm-8', 'workload': workload}).parameters == total, name
 
 
-def test_json_carries_the_count(tmp_path):
-    command = [sys.executable, '-m', 'simpar', 'run', str(schedule('qwen2.5_0.5b', tmp_path)), '--json']
-    answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert json.loads(answer.stdout)['parameters'] == PUBLISHED['qwen2.5_0.5b']
+def test_json_carries_the_count(tmp_path, json_of):
+    assert json_of('run', schedule('qwen2.5_0.5b', tmp_path))['parameters'] == PUBLISHED['qwen2.5_0.5b']

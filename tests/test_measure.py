@@ -1,5 +1,7 @@
 """``simpar measure`` and ``simpar compare``: one network and one statistic for both sides, and results in files."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -22,11 +24,26 @@ BYTES = 128 * 256 * 4
 """Of the only collective, in a copy."""
 
 
-def measured(*words):
-    """``simpar measure``: its exit code, output and errors."""
+def measured_apart(*words):
+    """``simpar measure`` in a process of its own: its exit code, output and errors."""
     command = [sys.executable, '-m', 'simpar', 'measure', *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
     return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def measured(monkeypatch, capsys):
+    """The same, but that this process starts the ranks: torch is imported."""
+
+    def start(verb, file, overrides, flags=(), *, silent=False):
+        from executor.__main__ import main
+
+        settings = [word for override in overrides for word in ('--set', override)]
+        with contextlib.redirect_stdout(io.StringIO() if silent else sys.stdout):
+            return main([verb, str(file), *settings, *flags])
+
+    monkeypatch.setattr('simpar.commands.measure.start', start)
+    return lambda *words: (cli.main(['measure', *map(str, words)]), *capsys.readouterr())
 
 
 @pytest.mark.parametrize(
@@ -64,7 +81,7 @@ def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_
 
     trace, state = tmp_path / 'measured.json', tmp_path / 'deep' / 'state.pt'
     words = ['--net', 'paced:40mbit,2ms', '--steps', 4, '--save', trace, '--save-state', state]
-    code, out, error = measured(job, *words)
+    code, out, error = measured_apart(job, *words)
     assert code == 0, error
     assert 'Network: paced at 5 MB/s with 2 ms a message, both measured and predicted.' in out
     told = 'Compared: the last predicted step with the 10th percentile of 4 measured steps; ops by their medians.'
@@ -92,7 +109,7 @@ def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_
 
 
 @pytest.mark.torch
-def test_a_plan_is_measured_alone_or_against_itself_and_the_page_tells_it(job, tmp_path):
+def test_a_plan_is_measured_alone_or_against_itself_and_the_page_tells_it(job, tmp_path, measured):
     """The gain of a plan over itself is noise; without a baseline there is none."""
     page = tmp_path / 'deep' / 'answer.html'
     words = [job, '--net', 'paced:40mbit,2ms', '--compute', 'emulated', '--steps', 4]
@@ -124,7 +141,7 @@ def test_ops_that_were_timed_are_priced_by_their_seconds(job):
 
 
 @pytest.mark.torch
-def test_ops_are_timed_between_the_steps_of_real_ranks(job):
+def test_ops_are_timed_between_the_steps_of_real_ranks(job, measured):
     words = [job, '--net', 'paced:40mbit,2ms', '--time-ops', '--steps', 4, '--json']
     code, out, error = measured(*words)
     assert code == 0, error

@@ -124,7 +124,7 @@ def test_a_launched_process_is_the_rank_that_is_on_its_device():
 
 
 @pytest.mark.torch
-def test_ranks_on_other_devices_train_the_same(put):
+def test_ranks_of_torchrun_on_other_devices_train_the_same(put):
     """As where every rank is on the device of its number, in one process."""
     from executor.train import train
 
@@ -137,6 +137,8 @@ def test_ranks_on_other_devices_train_the_same(put):
     words = [TORCHRUN, '--standalone', '--nproc-per-node', '4', '-m', 'executor', 'run', file, '--json']
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=dict(os.environ), timeout=120)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)['losses']
-    usual = train(file, [f'plan.placement={NEAREST_FIRST}'], steps=len(found), processes=False)
-    assert found == pytest.approx(usual.losses, rel=1e-6)
+    assert 'executor: rank 0 of 4, started by torchrun' in done.stderr
+    facts = json.loads(done.stdout)
+    usual = train(file, [f'plan.placement={NEAREST_FIRST}'], steps=len(facts['losses']), processes=False)
+    assert facts['ranks'] == 4
+    assert facts['losses'] == pytest.approx(usual.losses, rel=1e-6)

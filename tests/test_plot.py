@@ -1,7 +1,5 @@
 """The timeline: what it shows, read from the figure itself."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import matplotlib as mpl
@@ -204,16 +202,6 @@ def test_drawing_leaves_the_global_state_alone():
     before = dict(mpl.rcParams)
     timeline(worked())
     assert dict(mpl.rcParams) == before
-    code = 'import sys, simpar.plot; print("matplotlib" in sys.modules)'
-    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout == 'False\n'
-    code = (
-        'import sys; sys.path.insert(0, sys.argv[1]); from worked import *; from simpar.engine import simulate;'
-        'from simpar.plot import timeline; p = worked_program(); timeline(simulate(p, worked_costs(p)));'
-        'print("matplotlib.pyplot" in sys.modules)'
-    )
-    here = __file__.rpartition('/')[0]
-    command = [sys.executable, '-c', code, here]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == 'False\n'
 
 
 def test_a_name_that_ends_in_dark_gives_a_dark_ground_with_light_letters(tmp_path):
