@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -55,6 +56,12 @@ def file_of(path: str, text: str) -> File:
 
 def _span(node: ast.stmt | ast.expr) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+@cache
+def syntax(path: Path) -> ast.Module:
+    """The syntax of a file, which every test of the house reads once."""
+    return ast.parse(path.read_text(encoding='utf-8'))
 
 
 def files(*tops: str) -> list[File]:

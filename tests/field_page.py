@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simpar.case import load_case
-from simpar.units import format_size, format_time
+from simpar.units import format_size, format_time, parse
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent / 'measured_steps' / 'field'
@@ -20,6 +20,7 @@ PAGE = HERE.parent / 'docs' / 'proofs' / 'field.md'
 BEGIN, END = '<!-- rows -->', '<!-- end of rows -->'
 APART = 0.03
 """Pairs whose measured steps differ by less say no sign."""
+FITS = {True: 'yes', False: 'no', None: 'not known'}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +54,30 @@ def predicted(name: str, row: dict) -> Field:
     """One schedule's prediction."""
     case = load_case(FOLDER / f'{name}.yaml')
     answer = case.predict(tell=False)
+    found = {'step': answer.step, 'peak': answer.memory.peak, 'taken': answer.room.taken(answer.memory.peak)}
+    return _field(name, row, stack=answer.stack or 'none', fits=answer.fits, **found)
+
+
+def _field(name: str, row: dict, **found) -> Field:
     return Field(
         name=name, settings=row['settings'], measured=row['measured_step'], ran_out=row['oom'], batch=row['batch'],
-        reported_peak=row['measured_gib'] and row['measured_gib'] * 2**30,
-        stack=answer.stack or 'none', step=answer.step, peak=answer.memory.peak, fits=answer.fits,
-        taken=answer.room.taken(answer.memory.peak),
+        reported_peak=row['measured_gib'] and row['measured_gib'] * 2**30, **found,
     )  # fmt: skip
+
+
+def shown(told: dict) -> dict[str, Field]:
+    """All rows as the page tells them, in four digits."""
+    found = {}
+    for line in PAGE.read_text(encoding='utf-8').partition(BEGIN)[2].splitlines():
+        name, *cells = (cell.strip() for cell in line[1:-1].split('|'))
+        if name in told['rows']:
+            stack, _, step, _, _, peak, fits = cells[2:]
+            size = parse(peak, 'size')
+            words = {text: one for one, text in FITS.items()}
+            found[name] = _field(
+                name, told['rows'][name], stack=stack, step=parse(step, 'time'), peak=size, taken=size, fits=words[fits]
+            )
+    return found
 
 
 def signs(rows: dict[str, Field], pairs: list) -> list[tuple[str, float, float, bool]]:
@@ -116,11 +135,10 @@ def page(rows: dict[str, Field], pairs: list[tuple[str, float, float, bool]]):
         measured = format_time(row.measured) if row.measured else 'out of memory' if row.ran_out else 'a ratio'
         error = f'{100 * row.error:+.1f} %' if row.error is not None else '–'
         held = format_size(row.reported_peak) if row.reported_peak else ''
-        fits = {True: 'yes', False: 'no', None: 'not known'}[row.fits]
         yield (
             f'| {row.name} | {of.get("framework", "")} | {of.get("devices", "")} × {of.get("hardware", "")} '
             f'| {row.stack} | {measured} | {format_time(row.step)} | {error} '
-            f'| {held} | {format_size(row.peak)} | {fits} |'
+            f'| {held} | {format_size(row.peak)} | {FITS[row.fits]} |'
         )
     yield ''
     yield '| pair | measured | predicted | sign |'

@@ -5,6 +5,7 @@
 
 import re
 import shlex
+from functools import cache
 
 import pytest
 import yaml
@@ -41,6 +42,7 @@ def test_the_navigation_has_every_page_once():
     assert set(listed) - there == set(), 'the nav of mkdocs.yml names pages that are not there'
 
 
+@cache
 def anchors(page):
     """What headings of a page are called in links."""
     headings = re.findall(r'^#+ (.+)$', page.read_text(encoding='utf-8'), re.MULTILINE)

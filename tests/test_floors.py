@@ -1,7 +1,10 @@
 """The house keeps its floors: a file imports lower floors, or to its left on its own; torch stays in the executor."""
 
 import ast
+from functools import cache
 from pathlib import Path
+
+from tests.code_lines import syntax
 
 ROOT = Path(__file__).parent.parent
 FLOORS = [
@@ -33,10 +36,11 @@ def dotted(path: Path) -> str:
 KNOWN = set(map(dotted, FILES))
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Dotted names of all modules that a file imports, also inside functions."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+    for node in ast.walk(syntax(path)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -53,7 +57,7 @@ def _modules(node: ast.ImportFrom) -> set[str]:
 def imported_on_top(path: Path) -> set[str]:
     """The same, but for imports inside functions, which run when all modules are there; a name may be a module."""
     names = set()
-    for node in ast.parse(path.read_text(encoding='utf-8')).body:
+    for node in syntax(path).body:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.code_lines import FUNCTION_AT_MOST, LINES_AT_MOST, PRODUCT, ROOT
+from tests.code_lines import FUNCTION_AT_MOST, LINES_AT_MOST, PRODUCT, ROOT, syntax
 
 PATHS = sorted(path for top in PRODUCT for path in (ROOT / top).rglob('*.py'))
 CHANGES = {'append', 'extend', 'insert', 'add', 'update', 'pop', 'popitem', 'clear', 'setdefault', 'remove', 'discard'}
@@ -29,7 +29,7 @@ MEMOS = 40
 
 @cache
 def modules() -> list[tuple[Path, ast.Module]]:
-    return [(path.relative_to(ROOT), ast.parse(path.read_text(encoding='utf-8'))) for path in PATHS]
+    return [(path.relative_to(ROOT), syntax(path)) for path in PATHS]
 
 
 def state_of(tree: ast.Module) -> Iterator[str]:

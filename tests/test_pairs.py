@@ -12,7 +12,7 @@ from every import EVERY
 from pairs import ARRAYS, BEFORE, FOLDER, PAGES, Outcome, _level, numbers_of, plans, small, trained
 
 pytestmark = pytest.mark.torch
-TRAINED = {'operators': 6, 'models': 4, 'chunks': 3, 'overlaps': 4}
+TRAINED = {'operators': 4, 'models': 3, 'chunks': 2, 'overlaps': 3}
 """Plans of each array that the suite trains; ``make prove-pairs`` trains all."""
 
 

@@ -3,6 +3,7 @@
 from functools import cache
 
 import pytest
+from every import EVERY, some
 
 from simpar.case import case_of
 from simpar.document import Tree
@@ -142,13 +143,20 @@ def rows():
 
 @cache
 def scored():
-    return memory_pairs(rows())
+    """Plans of the suite: each third, and all of latent attention; `make prove NAME=every` takes all."""
+    plans = measured(rows())
+    taken = {id(plan) for plan in some(plans)}
+    return memory_pairs([row for plan in plans if id(plan) in taken or is_latent(plan[0]) for row in plan])
+
+
+def is_latent(row):
+    return row.text('attention_kind').startswith('MLA')
 
 
 def test_memory_of_megatrons_own_runs_is_within_its_bars():
     pairs, _ = scored()
     score = memory_score(pairs)
-    assert score.plans >= 95
+    assert score.plans >= (95 if EVERY == 1 else 32)
     assert score.peak <= 0.01
     assert score.near >= 0.95
     assert score.low <= 0.05
@@ -158,10 +166,10 @@ def test_memory_of_megatrons_own_runs_is_within_its_bars():
 
 def test_experts_and_latent_attention_are_among_them():
     pairs, _ = scored()
-    latent = [pair for pair in pairs if pair.row.text('attention_kind').startswith('MLA')]
+    latent = [pair for pair in pairs if is_latent(pair.row)]
     experts = [pair for pair in pairs if pair.row.whole('n_experts') > 1]
     assert len(latent) >= 3
-    assert len(experts) >= 12
+    assert len(experts) >= (12 if EVERY == 1 else 4)
     assert max(abs(pair.peak_error) for pair in latent) <= 0.015
     assert sorted(abs(pair.peak_error) for pair in experts)[len(experts) // 2] <= 0.02
 

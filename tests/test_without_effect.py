@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from every import some
+from every import EVERY, some
 from small_schedules import VALUES, small_schedule
 from tables import load_table, load_tree
 
@@ -21,7 +21,11 @@ from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.schedule import load_schedule
 
-SEEDS = 90
+SEEDS = range(90) if EVERY == 1 else (
+    3, 4, 5, 6, 7, 14, 15, 17, 24, 25, 28, 30, 33, 34, 35, 36, 41, 46, 47, 48, 49, 50, 51, 53, 60, 61, 62, 65, 66, 68,
+    70, 73, 75, 77, 80, 83, 84, 85, 86, 88, 89,
+)  # fmt: skip
+"""Of ninety schedules those that together tell each key twice, and twice leave it untold, where any do."""
 MOST = 8
 """Schedules that each rule is held on."""
 INERT = tuple(key for key, row in ROWS.items() if row.inert and key.startswith('plan.'))
@@ -54,7 +58,7 @@ def test_a_key_is_told_if_and_only_if_the_program_is_the_same_without_it():
     """By lowering without each key alone; of keys that are left untold though nothing changes without one of them, each
     says what is chosen anyway, or something changes without all of them."""
     told_keys, untold = set(), set()
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         schedule, plan, program = small_schedule(seed)
         case, world = case_of(replace(schedule, against={})), program.world
         told = {one.key for one in case.without_effect()}
@@ -81,7 +85,7 @@ def test_a_key_is_told_if_and_only_if_the_program_is_the_same_without_it():
 def test_where_a_key_can_have_no_effect_no_value_has_any():
     """The rules that also speak of default values, against other values in their place."""
     fired = Counter()
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         schedule, plan, program = small_schedule(seed)
         facts = Facts(
             program=program,
