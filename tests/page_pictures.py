@@ -138,7 +138,9 @@ def shots(page: Path) -> dict[str, bytes]:
             driver.execute_cdp_cmd('Emulation.setEmulatedMedia', media)
             words, wide, high = driver.execute_script(BOXES)
             check_words(words, wide, high)
-            clip = {'x': 0, 'y': 0, 'width': wide, 'height': min(high, LONG), 'scale': 1}
+            # Above the line of words that the bound would cut.
+            high = min([high, LONG, *(top for _, (_, _, top, low), _ in words if top < LONG < low)])
+            clip = {'x': 0, 'y': 0, 'width': wide, 'height': high, 'scale': 1}
             shot = driver.execute_cdp_cmd('Page.captureScreenshot', {'clip': clip, 'captureBeyondViewport': True})
             found[ending] = base64.b64decode(shot['data'])
         errors = [entry for entry in driver.get_log('browser') if entry['level'] == 'SEVERE']

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from simpar import cli, load_case
+from simpar.headline import short_time
 from simpar.page import answer_page
-from simpar.units import format_time
 
 EXAMPLES = Path(__file__).parent.parent / 'examples'
 BROWSER = shutil.which('chromium') or shutil.which('google-chrome')
@@ -79,7 +79,7 @@ def test_a_page_says_first_what_one_must_know_and_folds_the_rest(pages):
     head, _, rest = page.partition('</header>')
     low = prediction.interval.low
     for words in (
-        '22 G parameters · 2026-11-28', '64 × H100 SXM 80 GB (h100-sxm-8)', 'simpar ', f'within {format_time(low)}'
+        '22 G parameters · 2026-11-28', '64 × H100 SXM 80 GB (h100-sxm-8)', 'simpar ', f'within {short_time(low)}'
     ):  # fmt: skip
         assert words in head.partition('<h1>')[2]
     shown = re.sub('<details>.*?</details>', '', rest, flags=re.DOTALL)

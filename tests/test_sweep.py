@@ -422,7 +422,7 @@ def test_of_very_many_rows_the_fastest_are_drawn(tmp_path):
     figure = bars(answer)
     assert len(figure.axes[0].texts) == 100
     assert '20 slower rows not drawn' in figure.texts[0].get_text()
-    assert best_summary(answer)[:40] == figure.texts[0].get_text()[:40]
+    assert best_summary(answer, exact=False)[:40] == figure.texts[0].get_text()[:40]
 
 
 # Sweeps as tables in Markdown, row by row and with one key's values side by side

@@ -22,6 +22,7 @@ from simpar.cost.price import price
 from simpar.errors import ScheduleError
 from simpar.hardware.net import parse_net
 from simpar.kineto import write_kineto
+from simpar.page import ranks_page
 from simpar.plans import Plan
 from simpar.program import Program
 from simpar.recording.join import program_key
@@ -229,6 +230,14 @@ def test_ranks_of_a_recording_stand_side_by_side_on_one_clock(tmp_path: Path) ->
         ends.append(row['begin'][1] + row['wait'][1] + row['run'][1])
     assert len(set(ends)) == 1
     assert ends[0] == side['step']
+
+
+def test_of_many_ranks_timelines_that_are_alike_are_drawn_once(tmp_path: Path) -> None:
+    """It took minutes to compare 1,024 ranks, and hundreds of equal timelines were drawn."""
+    traces = read_traces(shifted(tmp_path / 'job', {rank: (1.4 if rank == 17 else 1.0, 0.0) for rank in range(20)}))
+    page = ranks_page(traces, '')
+    assert set(re.findall(r'"label":"rank (\d+)"', page)) == {'0', '17'}
+    assert '18 more ranks are not drawn; each is like one that is.' in page
 
 
 def test_a_kernel_whose_name_is_markup_runs_nothing_on_the_page(tmp_path: Path) -> None:

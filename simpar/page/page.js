@@ -8,15 +8,15 @@ const computes = op => op[1] !== 'communication' && op[1] !== 'copy';
 const tip = document.getElementById('tip');
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-function seconds(ticks) {
+function seconds(ticks, digits = 4) {
   const time = ticks * unit;
   for (const [size, name] of [[1, 's'], [1e-3, 'ms'], [1e-6, 'us'], [1e-9, 'ns']])
-    if (Math.abs(time) >= size) return +(time / size).toPrecision(4) + ' ' + name;
+    if (Math.abs(time) >= size) return +(time / size).toPrecision(digits) + ' ' + name;
   return '0 s';
 }
 function bytes(size) {
   for (const [factor, name] of [[1e12, 'TB'], [1e9, 'GB'], [1e6, 'MB'], [1e3, 'KB']])
-    if (size >= factor) return +(size / factor).toPrecision(4) + ' ' + name;
+    if (size >= factor) return +(size / factor).toPrecision(3) + ' ' + name;
   return size + ' B';
 }
 function showTip(event, lines) {
@@ -73,7 +73,7 @@ function axis(draw, window, left, width, y) {
 const LEFT = 150, ROW = 20, THIN = 10, GAP = 4;
 const rows = [];
 for (const side of [...data.sides].reverse()) {
-  rows.push({heading: side.name, ending: ': ' + seconds(side.step), height: 24, side});
+  rows.push({heading: side.name, ending: ': ' + seconds(side.step, 3), height: 24, side});
   for (const boxes of side.boxes) rows.push({...boxes, boxed: true, side, height: ROW + GAP});
   for (const group of side.groups) {
     rows.push({heading: group.label + (group.merged ? ' (ops that follow one another are one bar)' : ''), small: true, height: 20, side});
@@ -155,8 +155,10 @@ function drawBoxes(draw, row, x, scale, y, height) {
   }
   draw.textAlign = 'center';
   draw.fillStyle = '#fff';
+  /* What is recomputed is light, and stands at the top. */
+  const middle = y + 0.5 + height * (row.parts.some(part => part[2] === 'R') ? 0.64 : 0.5);
   row.words.forEach(([begin, run], at) => {
-    if (run * scale > 7 * row.text[at].length) draw.fillText(row.text[at], x(begin + run / 2), y + height / 2 + 0.5);
+    if (run * scale > 7 * row.text[at].length) draw.fillText(row.text[at], x(begin + run / 2), middle);
   });
   draw.textAlign = 'left';
 }

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from simpar import keys, memory, metrics, predict, report, units
+from simpar import keys, memory, metrics, predict, report
+from simpar.headline import short_time
 from simpar.memory.rank import KINDS
 from simpar.plot import panel, pipeline_panel
 from simpar.trace import Trace
@@ -366,4 +367,4 @@ def _bar(row: predict.Contribution, largest: float) -> str:
 
 
 def _signed(seconds: float) -> str:
-    return f'{"+" if seconds > 0 else "−"}{units.format_time(abs(seconds))}' if seconds else '0'
+    return f'{"+" if seconds > 0 else "−"}{short_time(abs(seconds))}' if seconds else '0'

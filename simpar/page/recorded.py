@@ -16,6 +16,8 @@ from simpar.units import format_time
 
 Columns = dict[str, Any]
 _PHASE = re.compile(r'([FBIWUR])\d*')
+_SHOWN: Final = 16
+"""Ranks whose timelines stand side by side; nobody reads more."""
 _HEADS: Final = ('span', 'computing', 'communication', 'exposed', 'overlapped', 'copies', 'idle')
 
 
@@ -24,12 +26,17 @@ def ranks_page(traces: Sequence[RankTrace], headline: str, first: Sequence[int] 
 
     A message is a thin line while it waits for the last of its ranks, and a bar when it runs.
     Arguments: ``headline``, a sentence; ``first``, ranks that are shown in any case.
-    Does not show: more ranks than ``MOST_SPANS`` kernels have; it says how many.
+    Does not show: more than a few ranks, nor more than ``MOST_SPANS`` kernels; those whose figures differ come first,
+    and it says how many are left out.
     """
     name, tables = _step(traces)
-    ranks = sorted(tables, key=lambda rank: (rank not in first, rank))
+    cells = {rank: _cells(figures(tables[rank])) for rank in sorted(tables)}
+    unlike = {one: rank for rank, one in reversed(cells.items())}
+    ranks = sorted(tables, key=lambda rank: (rank not in first, unlike[cells[rank]] != rank, rank))
     many = np.cumsum([len(tables[rank]) for rank in ranks])
-    shown = sorted(ranks[: max(2, int((many <= MOST_SPANS).sum()))])
+    # Of many ranks, timelines that are alike are drawn once, and a second as a peer where all are.
+    most = len(ranks) if len(ranks) <= _SHOWN else min(_SHOWN, len({*unlike.values(), *first} & {*tables}))
+    shown = sorted(ranks[: max(2, min(most, int((many <= MOST_SPANS).sum())))])
     meetings = list(meetings_of(tables))
     clock = _clocks(tables, meetings)
     begin = min(int(tables[rank].begin.min()) - clock[rank] for rank in tables)
@@ -52,11 +59,10 @@ def ranks_page(traces: Sequence[RankTrace], headline: str, first: Sequence[int] 
         'left': 0,
         'ops': [[*op, ''] for op in ops],
     }
-    left = len(tables) - len(shown)
-    main = template('ranks').substitute(
-        figures=_table({rank: figures(tables[rank]) for rank in sorted(tables)}),
-        left=f'{left} more ranks are not drawn.' if left else '',
-    )
+    drawn = {cells[rank] for rank in shown}
+    left, other = len(tables) - len(shown), sum(cell not in drawn for cell in cells.values())
+    more = f'{left:,} more ranks are not drawn; {f"{other:,} of them differ" if other else "each is like one that is"}.'
+    main = template('ranks').substitute(figures=_table(cells), left=more if left else '')
     return framed(main, headline, {'unit': unit * NANOSECOND, 'sides': [side], 'path': [], 'memory': []})
 
 
@@ -145,13 +151,14 @@ def _op(name: str, kind: int, told: str) -> tuple[str, str, str]:
     return name, 'copy' if kind == COPY else phase[1].replace('B', 'I') if phase else 'compute', '' if phase else told
 
 
-def _table(found: Mapping[int, Figures]) -> str:
+def _cells(found: Figures) -> str:
+    return ''.join(f'<td>{format_time(getattr(found, head))}</td>' for head in _HEADS)
+
+
+def _table(cells: Mapping[int, str]) -> str:
     heads = ''.join(f'<th>{head}</th>' for head in ('rank', *_HEADS))
-    cells = {
-        rank: ''.join(f'<td>{format_time(getattr(one, head))}</td>' for head in _HEADS) for rank, one in found.items()
-    }
     # Neighbours with equal figures are one row: of a prediction most are.
-    order = {rank: rank - at for at, rank in enumerate(found)}
-    alike = (list(ranks) for _, ranks in groupby(found, key=lambda rank: (cells[rank], order[rank])))
+    order = {rank: rank - at for at, rank in enumerate(cells)}
+    alike = (list(ranks) for _, ranks in groupby(cells, key=lambda rank: (cells[rank], order[rank])))
     rows = (f'<tr><td>{" to ".join(map(str, sorted({one[0], one[-1]})))}</td>{cells[one[0]]}</tr>' for one in alike)
     return f'<table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'

@@ -76,8 +76,8 @@ class _Page:
 
     def _headline(self) -> str:
         left_out = len(self.answer.results) - len(self.rows)
-        text = best_summary(self.answer)
-        text = text if len(text) <= _TITLE else best_summary(self.answer, brief=True)
+        text = best_summary(self.answer, exact=False)
+        text = text if len(text) <= _TITLE else best_summary(self.answer, brief=True, exact=False)
         tail = f'; {left_out} slower rows not drawn' if left_out else ''
         room = _TITLE - len(tail)
         return (text if len(text) <= room else f'{text[: room - 1]}…') + tail

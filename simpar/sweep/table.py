@@ -38,8 +38,11 @@ def render(answer: SweepAnswer, *, colour: bool | None = None) -> str:
     return report.render_parts(parts, colour=colour, width=WIDTH)
 
 
-def best_summary(answer: SweepAnswer, *, brief: bool = False) -> str:
-    """The fastest row in a sentence, over what its gain is measured from; ``brief`` leaves that out."""
+def best_summary(answer: SweepAnswer, *, brief: bool = False, exact: bool = True) -> str:
+    """The fastest row in a sentence, over what its gain is measured from.
+
+    Arguments: ``brief`` leaves the latter out; ``exact`` as of ``headline``.
+    """
     rows = f'{len(answer.results)} rows'
     if answer.best is None:
         return f'none of {rows} is feasible'
@@ -48,7 +51,8 @@ def best_summary(answer: SweepAnswer, *, brief: bool = False) -> str:
     lead = f'fastest of {rows}: ' if len(answer.results) > 1 else ''
     if not answer.batches_differ:
         step = best.step or 0.0
-        return lead + headline.headline((name, step), None if brief or seconds is None else (reference, seconds))
+        below = None if brief or seconds is None else (reference, seconds)
+        return lead + headline.headline((name, step), below, exact=exact)
     text = f'{lead}{name}: {_rate(best)}'
     if brief or best.is_baseline or best.gain is None:
         return text

@@ -184,23 +184,43 @@ def _items(kernels: Kernels, seconds: Floats) -> tuple[Floats, Floats]:
     return forward, backward
 
 
-def _beyond(facts: Mapping[int, _Facts], rank: int) -> tuple[dict[Work, Floats], Floats]:
-    """By kernel, what a rank takes beyond the others for as many calls, by step; and what they take, of all kernels."""
-    mine = facts[rank]
-    found, usual = {}, 0 * mine.copies
-    for work, seconds in mine.kernels.items():
-        others = [one for other, one in facts.items() if other != rank and work in one.calls]
-        if others:
-            each = np.median([one.kernels[work] / one.calls[work] for one in others], axis=0)
-            found[work] = seconds - each * mine.calls[work]
-            usual = usual + seconds - found[work]
-    return found, usual
+def _others(rows: Floats) -> Floats:
+    """Of each row the median of all other rows, by column."""
+    order, count = np.sort(rows, axis=0), len(rows)
+    place = np.argsort(np.argsort(rows, axis=0, kind='stable'), axis=0)
+    # Without a row, all behind it come one place earlier.
+    low, high = (
+        np.take_along_axis(order, middle + (place <= middle), axis=0) for middle in ((count - 2) // 2, (count - 1) // 2)
+    )
+    return np.asarray((low + high) / 2)
+
+
+def _beyond(facts: Mapping[int, _Facts]) -> dict[int, tuple[dict[Work, Floats], Floats]]:
+    """By rank: by kernel, what it takes beyond the others for as many calls, by step; and what they take, of all
+    kernels."""
+    having: dict[Work, list[int]] = defaultdict(list)
+    for rank, one in facts.items():
+        for work in one.kernels:
+            having[work].append(rank)
+    usual: dict[int, dict[Work, Floats]] = {rank: {} for rank in facts}
+    for work, ranks in having.items():
+        if len(ranks) > 1:
+            each = _others(np.array([facts[rank].kernels[work] / facts[rank].calls[work] for rank in ranks]))
+            for rank, seconds in zip(ranks, each, strict=True):
+                usual[rank][work] = seconds * facts[rank].calls[work]
+    return {
+        rank: (
+            {work: seconds - usual[rank][work] for work, seconds in one.kernels.items() if work in usual[rank]},
+            sum(usual[rank].values(), 0 * one.copies),
+        )
+        for rank, one in facts.items()
+    }
 
 
 def _by_rank(facts: Mapping[int, _Facts]) -> Iterator[Culprit]:
     """What lies on ranks: their kernels, copies and gaps."""
     step, count = median(one.step for one in facts.values()), len(next(iter(facts.values())).copies)
-    beyond = {rank: _beyond(facts, rank) for rank in facts}
+    beyond = _beyond(facts)
     total = {rank: sum(found.values(), 0 * facts[rank].copies) for rank, (found, _) in beyond.items()}
     for ranks, mean, within in _clear(total, step):
         first = total[ranks[0]]
@@ -237,8 +257,8 @@ def _by_rank(facts: Mapping[int, _Facts]) -> Iterator[Culprit]:
         yield Culprit(ranks=ranks, cause=cause, seconds=mean, step=step, within=within)
 
 
-def _peers(facts: Mapping[int, _Facts]) -> dict[int, list[int]]:
-    """The ranks whose idle time is comparable with that of a rank: in pipelines those at its place in other ones.
+def _peers(facts: Mapping[int, _Facts]) -> list[list[int]]:
+    """Ranks whose idle time is comparable: in pipelines those at one place of several; one alone, with that of all.
 
     Stages wait at unlike times, and their hosts catch up meanwhile. Ranks that send and run the same are a ring. Where
     a stage is one rank, all others are its peers.
@@ -252,13 +272,21 @@ def _peers(facts: Mapping[int, _Facts]) -> dict[int, list[int]]:
         rank: (len(mine), sorted(mine).index(rank) if any(names[one] != names[rank] for one in mine) else 0)
         for rank, mine in line.items()
     }
-    others = {rank: [one for one in facts if one != rank] for rank in facts}
-    return {rank: [one for one in others[rank] if place[one] == place[rank]] or others[rank] for rank in facts}
+    peers: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank in facts:
+        peers[place[rank]].append(rank)
+    return [*peers.values()]
 
 
-def _compared(found: Mapping[int, Floats], peers: Mapping[int, Sequence[int]]) -> dict[int, Floats]:
+def _compared(found: Mapping[int, Floats], peers: Sequence[Sequence[int]]) -> dict[int, Floats]:
     """What each rank has beyond the median of its peers, by step."""
-    return {rank: mine - np.median([found[other] for other in peers[rank]], axis=0) for rank, mine in found.items()}
+    more: dict[int, Floats] = {}
+    for group in peers:
+        among = group if len(group) > 1 else [*found]
+        rows = np.array([found[rank] for rank in among])
+        each = dict(zip(among, rows - _others(rows), strict=True))
+        more |= {rank: each[rank] for rank in group}
+    return {rank: more[rank] for rank in found}
 
 
 def _clear(beyond: Mapping[int, Floats], step: float) -> Iterator[tuple[tuple[int, ...], float, float]]:
