@@ -46,6 +46,7 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 NEEDED: Final = ('name', 'begin', 'lasts')
 _TIMES: Final = ('begin', 'lasts')
+_ALIKE: Final = tuple(key for key in COLUMNS if key not in _TIMES)
 TOTALS: Final[Mapping[str, str]] = {
     # A figure of ours: its column in step_trace_time.csv.
     'span': 'Stage',
@@ -175,25 +176,28 @@ def _listed(
 ) -> Listed:
     """The rows of all devices. Arguments: as ``_places`` has them; ``steps`` and ``strange`` are filled."""
     found, number = Listed(), 2
-    keys = [key for key in COLUMNS if key in place and key not in _TIMES]
-    parts = _side_by_side([place[key] for key in keys])
+    columns = [place.get(key) for key in _ALIKE]
+    parts = _side_by_side([column for column in columns if column is not None])
     # The code of rows that differ by their times alone, by what is written in their other columns.
     codes: dict[bytes, int] = {}
     with _table(path) as file:
         for cells in cells_of(file):
             alike = cells.digests(parts)
             code = np.array([codes.get(one, _NEW) for one in alike], dtype=np.int64)
-            for row in np.flatnonzero(code == _NEW).tolist():
+            new = np.flatnonzero(code == _NEW)
+            told = ([''] * len(new) if column is None else cells.texts(column, new) for column in columns)
+            for row, one in zip(new.tolist(), zip(*told, strict=True), strict=True):
                 if alike[row] not in codes:
-                    told = {key: cells.cell(row, place[key]) for key in keys}
-                    codes[alike[row]] = _code(told, steps, found, strange)
+                    codes[alike[row]] = _code(one, steps, found, strange)
                 code[row] = codes[alike[row]]
             rows = code != _LEFT_OUT
             (begin, plain), (lasts, also) = (_plain(cells, place[key], unit[key]) for key in _TIMES)
+            odd = np.flatnonzero(rows & ~(plain & also))
+            written = (cells.texts(place[key], odd) for key in _TIMES)
             try:
-                for row in np.flatnonzero(rows & ~(plain & also)).tolist():
-                    begin[row] = nanoseconds(cells.cell(row, place['begin']), unit['begin'])
-                    lasts[row] = duration(cells.cell(row, place['lasts']), unit['lasts'])
+                for row, since, lasting in zip(odd.tolist(), *written, strict=True):
+                    begin[row] = nanoseconds(since, unit['begin'])
+                    lasts[row] = duration(lasting, unit['lasts'])
             except ValueError as error:
                 raise refusal(f'{path}:{number + row}', f'{error}; write it as the export has it') from None
             found.extend(begin[rows], (begin + lasts)[rows], code[rows])
@@ -230,13 +234,12 @@ def _plain(cells: Cells, column: int, unit: int) -> tuple[Ints, NDArray[np.bool_
     return found.astype(np.int64), plain & (found < _MOST)
 
 
-def _code(cells: Mapping[str, str], steps: dict[str, int], rows: Listed, strange: set[str]) -> int:
+def _code(told: Sequence[str], steps: dict[str, int], rows: Listed, strange: set[str]) -> int:
     """The number of what a row says but for its times; ``_LEFT_OUT`` where it is of neither kind.
 
-    Arguments: ``cells`` by the keys of ``COLUMNS``; ``steps``, ``rows`` and ``strange`` are filled.
+    Arguments: ``told``, the cells of ``_ALIKE``; ``steps``, ``rows`` and ``strange`` are filled.
     """
-    told = (cells.get(key, '').strip() for key in COLUMNS if key not in _TIMES)
-    device, name, kind, core, stream, step, shapes, results = told
+    device, name, kind, core, stream, step, shapes, results = map(str.strip, told)
     core = core.upper()
     talks = core in TALKING or name.startswith('hcom_') or kind.startswith('hcom_')
     if not talks and core and core not in COMPUTING:

@@ -48,10 +48,16 @@ class Cells:
     def __len__(self) -> int:
         return len(self.first)
 
-    def places(self, first: int, last: int) -> tuple[Ints, Ints]:
-        """Where columns from one to another begin and end in each row; of rows without them the end comes first."""
-        begin = self.ends[np.minimum(self.first + first - 1, self.last)] + 1
-        return begin, self.ends[np.minimum(self.first + last, self.last)]
+    def places(self, first: int, last: int, rows: Ints | slice = slice(None)) -> tuple[Ints, Ints]:
+        """Where columns from one to another begin and end in rows; of rows without them the end comes first."""
+        begin = self.ends[np.minimum(self.first[rows] + first - 1, self.last[rows])] + 1
+        return begin, self.ends[np.minimum(self.first[rows] + last, self.last[rows])]
+
+    def texts(self, column: int, rows: Ints) -> list[str]:
+        """A column of some rows, without quotes; empty where a row is too short."""
+        begin, end = self.places(column, column, rows)
+        found = [self.data[since:until].decode() for since, until in zip(begin.tolist(), end.tolist(), strict=True)]
+        return [text[1:-1].replace('""', '"') if text.startswith('"') else text for text in found]
 
     def digests(self, columns: Sequence[tuple[int, int]]) -> list[bytes]:
         """128 bits of columns, from one to another, as they are written: alike of rows in which they are alike."""
