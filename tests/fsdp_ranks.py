@@ -1,12 +1,10 @@
-"""Data ranks that train with torch's own FSDP2 or DDP: ``fsdp_ranks.py RANKS FOLDER``, begun by a test.
+"""Data ranks that train with torch's own FSDP2 or DDP: begun by a test.
 
 The folder holds the jobs; what each rank trained, and how many messages that took, is written there.
 """
 
-import sys
 from collections import Counter
 from contextlib import nullcontext
-from pathlib import Path
 
 import torch
 import torch._dynamo  # FSDP2 would import it later, once a rank.
@@ -98,7 +96,3 @@ def train(job, rank, world):
 
 def main(world, folder):
     return fork(lambda job, rank: train(job, rank, world), world, folder)
-
-
-if __name__ == '__main__':
-    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))

@@ -3,10 +3,12 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from simpar.case import cluster_of
 from simpar.planner.judge import Judge
+from simpar.planner.plan import Planned, plan
 from simpar.planner.search import Path
 from simpar.planner.space import KEYS, Space, refused, space_of
 from simpar.schedule import Schedule, load_schedule
@@ -14,6 +16,7 @@ from simpar.schedule.contents import FREE, Planner
 from simpar.sweep.answer import Outcome, predicted
 from tests.tables import load_tree
 
+FILE: str = load_tree(__file__, 'FILE')
 MODELS: list[dict[str, Any]] = load_tree(__file__, 'MODELS')
 CLUSTERS: list[dict[str, Any]] = load_tree(__file__, 'CLUSTERS')
 PRECISION = {'ascend910a-8': 'fp16'}
@@ -21,6 +24,12 @@ PRECISION = {'ascend910a-8': 'fp16'}
 
 GIVEN: dict[str, list[Any]] = load_tree(__file__, 'GIVEN')
 """Values of which one may be given, and the key is not free."""
+
+
+@cache
+def planned() -> Planned:
+    """The plan of a small space, by a search that nothing interrupts."""
+    return plan(FILE, jobs=1)
 
 
 def drawn_space(draw: random.Random, further: Sequence[str] = ()) -> Space:

@@ -25,7 +25,7 @@ ON_GLOO, GLOO_RANKS = 12, 4
 def against_torch(ranks):
     """Jobs and collectives compared on so many ranks, and the largest deviation of a trained weight."""
     with tempfile.TemporaryDirectory() as folder:
-        found = found_by('sharded_ranks.py', jobs(MODULES, batch=12 * ranks // 2), ranks, Path(folder))
+        found = found_by('sharded_ranks', jobs(MODULES, batch=12 * ranks // 2), ranks, Path(folder))
     collectives, worst = 0, 0.0
     for job in found[0]:
         module, form, stage = job

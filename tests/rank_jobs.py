@@ -1,11 +1,11 @@
 """The life of ranks of torch's own engines, begun by a test: join over gloo, do the jobs, write what was found."""
 
+import importlib
+import multiprocessing
 import os
 import pickle
-import subprocess
 import sys
 import traceback
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,10 +14,20 @@ import torch.distributed as dist
 def found_by(script, jobs, world, folder):
     """What each rank of a script found, all jobs one after the other."""
     (folder / 'jobs').write_bytes(pickle.dumps(jobs))
-    command = [sys.executable, str(Path(__file__).with_name(script)), str(world), str(folder)]
-    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    # The server from which pools fork their ranks: it has imported torch.
+    context = multiprocessing.get_context('forkserver')
+    context.set_forkserver_preload(['executor.ranks.pool'])
+    process = context.Process(target=_begin, args=(script, world, folder))
+    process.start()
+    process.join(240)
+    assert process.exitcode == 0, (folder / 'errors').read_text(encoding='utf-8')
     return [pickle.loads((folder / f'found{rank}').read_bytes()) for rank in range(world)]
+
+
+def _begin(script, world, folder):
+    """The process of a script, whose ranks are forked."""
+    os.dup2(os.open(folder / 'errors', os.O_WRONLY | os.O_CREAT), 2)
+    sys.exit(importlib.import_module(script).main(world, folder))
 
 
 def serve(run, rank, world, folder):

@@ -1,12 +1,10 @@
-"""Data ranks that train with torch's FSDP2 or FSDP1: ``sharded_ranks.py RANKS FOLDER``, begun by a test.
+"""Data ranks that train with torch's FSDP2 or FSDP1: begun by a test.
 
 The folder holds the jobs. What each rank sent, held and trained is written there: bytes of every collective of a step,
 of its shards of weights, gradients and states, and of what was gathered.
 """
 
-import sys
 from functools import cache, partial
-from pathlib import Path
 
 import torch
 import torch._dynamo  # FSDP2 would import it later, once a rank.
@@ -265,7 +263,3 @@ def train(job, rank, world):
 
 def main(world, folder):
     return fork(lambda job, rank: train(job, rank, world), world, folder)
-
-
-if __name__ == '__main__':
-    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))

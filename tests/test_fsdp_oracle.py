@@ -74,7 +74,7 @@ def theirs(tmp_path_factory):
         name: {**case._asdict(), 'seed': seed, 'steps': STEPS, 'micro_batches': case.plan.micro_batches}
         for seed, (name, case) in enumerate(CASES.items())
     }
-    return found_by('fsdp_ranks.py', jobs, RANKS, tmp_path_factory.mktemp('fsdp'))
+    return found_by('fsdp_ranks', jobs, RANKS, tmp_path_factory.mktemp('fsdp'))
 
 
 @pytest.fixture(scope='module')

@@ -29,20 +29,17 @@ from simpar.profiles import cluster, load_profile
 from simpar.shipped import example_folder
 from simpar.sweep.answer import predicted
 from tests import planner_cases as spaces
-from tests.planner_cases import MODELS, asked, judged, small_space
+from tests.planner_cases import FILE, MODELS, asked, judged, small_space
 from tests.tables import load_table
 
-FILE = load_table(__file__, 'FILE')
 TWO = {'profile': 'h100-sxm-8', 'nodes': 2, 'stack': 'megatron-te'}
 EIGHT = spaces.MODELS[3] | {'layers': 8}
 
 
 @pytest.fixture(scope='module')
-def whole(tmp_path_factory):
+def whole():
     """A search that nothing interrupts."""
-    path = tmp_path_factory.mktemp('whole') / 'plan.yaml'
-    path.write_text(FILE)
-    return load_planning(path).search(jobs=1)
+    return spaces.planned().answer
 
 
 @pytest.fixture

@@ -18,13 +18,14 @@ from simpar.plans import Plan
 from simpar.schedule import load_schedule
 from simpar.sweep.answer import predicted
 from simpar.throughput import Budget
-from tests.test_planner import FILE
+from tests import planner_cases as spaces
+from tests.planner_cases import FILE
 
 
 @pytest.fixture(scope='module')
 def planned():
     """The same space as of the planner's own tests, answered from Python."""
-    return simpar.plan(FILE, jobs=1)
+    return spaces.planned()
 
 
 def test_a_plan_is_found_from_python_and_is_a_schedule_like_any_other(planned):

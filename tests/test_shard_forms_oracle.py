@@ -105,7 +105,7 @@ def jobs(modules, stages=FORMS, batch=12):
 
 @pytest.fixture(scope='module')
 def theirs(tmp_path_factory):
-    return found_by('sharded_ranks.py', jobs(TOLD, SOME), RANKS, tmp_path_factory.mktemp('sharded'))
+    return found_by('sharded_ranks', jobs(TOLD, SOME), RANKS, tmp_path_factory.mktemp('sharded'))
 
 
 @pytest.fixture(scope='module')

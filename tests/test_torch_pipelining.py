@@ -86,7 +86,7 @@ def theirs(tmp_path_factory):
             'counts': case.counts,
             'micro_batches': MICRO_BATCHES,
         }
-    return found_by('torch_ranks.py', jobs, RANKS, folder)
+    return found_by('torch_ranks', jobs, RANKS, folder)
 
 
 @pytest.fixture(scope='module')

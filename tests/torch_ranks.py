@@ -1,10 +1,7 @@
-"""Ranks of pipelines that torch.distributed.pipelining runs: ``torch_ranks.py RANKS FOLDER``, begun by a test.
+"""Ranks of pipelines that torch.distributed.pipelining runs: begun by a test.
 
 The folder holds the jobs; what the stages of each rank computed, and in what order, is written there.
 """
-
-import sys
-from pathlib import Path
 
 import torch
 from rank_jobs import fork
@@ -105,7 +102,3 @@ def run(job, rank, folder):
 
 def main(world, folder):
     return fork(lambda job, rank: run(job, rank, folder), world, folder)
-
-
-if __name__ == '__main__':
-    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))
