@@ -247,7 +247,7 @@ def dropout_mask(
     # The site keeps two dropouts of one sample apart.
     start = _mixed(keys_B ^ stable_seed(0, site)).reshape(-1, *(1,) * len(rows))
     # 53 bits, as many as a double's mantissa has; the shift also drops the sign.
-    uniform = (_mixed(start + index) >> 10) & ((1 << _BITS) - 1)
+    uniform = torch.bitwise_right_shift(_mixed(start + index), 10) & ((1 << _BITS) - 1)
     return uniform >= int(probability * (1 << _BITS))
 
 
@@ -262,7 +262,8 @@ def _mixed(x: torch.Tensor) -> torch.Tensor:
 def _right(x: torch.Tensor, bits: int) -> torch.Tensor:
     """Shifted without the sign."""
     # torch shifts int64 with its sign; SplitMix64 is defined on unsigned words.
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    # By this name CUDA's table of kernels has it.
+    return torch.bitwise_right_shift(x, bits) & ((1 << (64 - bits)) - 1)
 
 
 def _signed(word: int) -> int:
