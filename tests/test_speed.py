@@ -9,8 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 import simpar
 from simpar import cli
 
@@ -55,18 +53,20 @@ def test_answers_come_soon():
 
 def test_what_is_over_the_limit_is_refused_in_one_line_before_it_is_built(capsys):
     words = [word for setting in ('plan.micro_batches=16384', 'workload.batch=32768') for word in ('--set', setting)]
+
+    def refused():
+        begin = time.process_time()
+        assert cli.main(['run', str(EXAMPLES / 'pipeline_h100.yaml'), *words]) == 3
+        return time.process_time() - begin
+
     # The first time may compile kernels.
-    assert cli.main(['run', str(EXAMPLES / 'pipeline_h100.yaml'), *words]) == 3
-    capsys.readouterr()
-    begin = time.process_time()
-    assert cli.main(['run', str(EXAMPLES / 'pipeline_h100.yaml'), *words]) == 3
+    assert best(2, 10, refused) < 10
     # A busy machine may have been told to wait before.
-    [error] = [line for line in capsys.readouterr().err.splitlines() if 'so far' not in line]
+    error = [line for line in capsys.readouterr().err.splitlines() if 'so far' not in line][-1]
     assert error.startswith('--set plan.micro_batches=16384: ') or 'pipeline_h100.yaml:10: plan: about ' in error
     assert ' million slots, ' in error
     assert 'the limit is 8 GB and 600 s' in error
     assert '--limit' in error
-    assert time.process_time() - begin < 10
 
 
 # What a prediction costs: CPU seconds of the command line for a pipeline over 64 and 1,024 GPUs, with its baseline
@@ -82,20 +82,14 @@ ENGINE_SLACK = 2.0
 RUNS = 2
 
 
-@pytest.fixture(scope='module')
-def pipeline(tmp_path_factory):
-    """What measures CPU seconds of ``simpar run`` in a process of its own, once all modules are compiled."""
-    compiled = {'PYTHONPYCACHEPREFIX': str(tmp_path_factory.mktemp('compiled')), 'PYTHONDONTWRITEBYTECODE': ''}
-
-    def measure(data):
-        wider = [f'cluster.nodes={4 * data}', f'plan.data={data}', f'workload.batch={64 * data}']
-        return cpu_seconds('run', str(EXAMPLE), *(word for value in wider for word in ('--set', value)), **compiled)
-
-    measure(2)
-    return measure
+def pipeline(data):
+    """CPU seconds of ``simpar run`` in a process of its own, of which the first may compile modules."""
+    wider = [f'cluster.nodes={4 * data}', f'plan.data={data}', f'workload.batch={64 * data}']
+    words = [word for value in wider for word in ('--set', value)]
+    return cpu_seconds('run', str(EXAMPLE), *words, PYTHONDONTWRITEBYTECODE='')
 
 
-def test_64_gpus_take_seconds_and_1024_no_longer(pipeline):
+def test_64_gpus_take_seconds_and_1024_no_longer():
     """1,024 behave as 64 do; the rest is folding them."""
     few = min(pipeline(2) for _ in range(RUNS))
     assert few < ENGINE_SLACK * TARGET

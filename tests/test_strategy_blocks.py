@@ -24,7 +24,7 @@ DOCUMENT = Path(__file__).parent.parent / 'docs' / 'proofs' / 'strategy_tables.m
 PLAN = Plan(search='exact', dataset='full-batch', all_to_all=True)
 HEADER = '| block | devices | MindSpore 2.10 | 2.0 | data × tensor | `bytes` | `time` | by |\n'
 PLACE = re.compile(re.escape(HEADER) + r'\|(?:---\|)+\n(?P<rows>(?:\|.*\n)+)')
-FEW = [block for block in recorded_blocks() if block.devices in (4, 8)]
+FEW = some([block for block in recorded_blocks() if block.devices in (4, 8)], 2)
 
 
 def workload_of(block: Block) -> Workload:
@@ -121,7 +121,7 @@ def test_programs_send_what_the_first_table_counts() -> None:
         assert counted[line[0], line[1]] - 0.005 <= sent <= 1.01 * counted[line[0], line[1]] + 0.005
 
 
-@pytest.mark.parametrize('block', FEW[:3], ids=str)
+@pytest.mark.parametrize('block', FEW[:2], ids=str)
 def test_the_search_by_time_is_no_slower_than_what_the_one_by_bytes_tried(block: Block) -> None:
     by_bytes, by_time = (found(block, objective) for objective in ('bytes', 'time'))
     assert by_time.proposals[0].step <= min(one.step for one in by_bytes.proposals)
