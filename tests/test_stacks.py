@@ -452,7 +452,7 @@ def test_queues_of_the_environment_are_those_of_the_schedule(put, value, queues)
 # Every stack on pipelines: that its host waits, and has few work queues, never brings ranks into lockstep
 
 
-DEEP = Transformer(layers=32, hidden=4096, heads=32, vocab=4096, sequence=4096)
+DEEP = Transformer(layers=16, hidden=4096, heads=32, vocab=4096, sequence=4096)
 PROFILE = load_profile('h100-sxm-8')
 MOST = 1.6
 """Times as long as the same framework takes whose host never waits, on as many work queues as the device has."""

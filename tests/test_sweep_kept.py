@@ -52,8 +52,8 @@ def write_devices(folder):
 def test_random_rows_in_random_order_are_those_of_fresh_processes_to_the_bit(tmp_path, monkeypatch):
     draw = random.Random(11)
     path = tmp_path / 'schedule.yaml'
-    families, priced = (5, 4) if EVERY == 1 else (2, 2)
-    rows = json.dumps([*drawn(draw, families, 5), *drawn(draw, priced, 3, PRICES, PRICES)])
+    families, priced, each = (5, 4, 5) if EVERY == 1 else (2, 1, 4)
+    rows = json.dumps([*drawn(draw, families, each), *drawn(draw, priced, 3, PRICES, PRICES)])
     path.write_text(FILE.replace('LAYERS', '4').replace('SWEEP', rows), encoding='utf-8')
     write_devices(tmp_path)
     here = Path(__file__).parent
