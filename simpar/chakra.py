@@ -253,7 +253,8 @@ def unpacked(data: bytes) -> Iterator[Any]:
     """The nodes of a file. Raises ``ValueError`` where it is none."""
     source, kind = BytesIO(data), messages().GlobalMetadata
     proto = importlib.import_module('google.protobuf.proto')
-    broken: Sequence[type[Exception]] = (importlib.import_module('google.protobuf.message').DecodeError, ValueError)
+    decode = importlib.import_module('google.protobuf.message').DecodeError
+    broken: Sequence[type[Exception]] = (decode, ValueError, OverflowError)
     try:
         while source.tell() < len(data):
             found = proto.parse_length_prefixed(kind, source)

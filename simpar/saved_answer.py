@@ -144,9 +144,10 @@ def difference(old: SavedTrace, new: SavedTrace, names: tuple[str, str] = ('the 
 
 def _answer(saved: SavedTrace, name: str) -> dict[str, Any]:
     answer = saved.answer or {}
-    figures = answer.get('figures')
+    figures = answer.get('figures') or {}
     parts = all(isinstance(answer.get(part), dict) for part in PARTS)
-    if parts and isinstance(figures, dict) and isinstance(figures.get('step'), float) and figures['step'] > 0:
+    plain = isinstance(figures, dict) and all(isinstance(one, float | int | None) for one in figures.values())
+    if parts and plain and isinstance(figures.get('step'), float) and figures['step'] > 0:
         return answer
     what = 'does not say what it rests on' if saved.origin == 'simulated' else f'is {saved.origin}, not predicted'
     instead = 'write it again with `simpar run FILE --save`'

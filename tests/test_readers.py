@@ -146,6 +146,8 @@ BROKEN = (
     ('journal of a bench', {'bench.json': b'[' * 100_000}),
     ('state of a run', {'state.pt': state(losses=[1.0])}),
     ('saved program', {'p.program': lambda: program(world=10**11)}),
+    ('Chakra', {'a.0.et': b'\x80' * 9 + b'\x07\n\x050.0.4'}),
+    ('Kineto', {'r.json': EVENTS.replace(b'"dur": ', b'"dur": 1' + b'0' * 400, 1)}),
 )
 """What ended in another exception than simpar's own; a file that takes seconds is made in its test."""
 

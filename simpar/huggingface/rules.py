@@ -590,7 +590,7 @@ def _number(config: Config, key: str) -> int:
 def _dense(config: Config) -> int:
     """How many of the first layers are dense; ``mlp_only_layers`` may list these."""
     listed = config['mlp_only_layers'] or []
-    if listed != list(range(len(listed))):
+    if not isinstance(listed, list) or listed != list(range(len(listed))):
         what = f'not modelled: dense layers that are not the first ({str(listed)[:40]})'
         raise Refused('mlp_only_layers', what, 'write the first layers, or none', 'experts')
     return len(listed)

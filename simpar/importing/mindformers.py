@@ -258,6 +258,8 @@ def _offsets(config: Settings) -> list[Any]:
 def _stages(config: Settings, stages: int) -> list[int] | None:
     """Layers of each stage; None where they do not add up."""
     layers, more = _blocks(config), _offsets(config)
+    if not all(isinstance(one, int) for one in more):
+        return None
     counts = [layers // stages + one for one in ([0] * stages if more in ([0], []) else more)]
     return counts if len(counts) == stages and sum(counts) == layers and min(counts) >= 0 else None
 

@@ -386,7 +386,7 @@ class Reader(ABC):
             return over.values
         if isinstance(over, list):
             return over
-        return list(over) if isinstance(over, (tuple, range)) and len(over) <= MOST_CALLS else None
+        return list(over) if isinstance(over, (tuple, range)) and not over[MOST_CALLS:] else None
 
     def assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
         if isinstance(target, ast.Name):

@@ -1,5 +1,6 @@
 """A file of another launcher, by what it is: the schedule that it comes to."""
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -174,7 +175,8 @@ def _found(named: Path, path: Path) -> Path | None:
     """A file that another one names: as it is called, beside that one, or where a checkout of Primus has its models."""
     models = (folder / 'primus/configs/models/megatron' / named.name for folder in path.resolve().parents)
     places = (named, path.parent / named, path.parent / named.name, *models)
-    return next((place for place in places if place.is_file()), None)
+    # Not Path.is_file, which raises for a name that is too long.
+    return next((place for place in places if os.path.isfile(place)), None)
 
 
 def _sourced(path: Path, named: str) -> str:

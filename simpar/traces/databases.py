@@ -123,8 +123,9 @@ def _asked(path: Path, data: sqlite3.Connection, question: str) -> list[tuple[An
 def _each(path: Path, data: sqlite3.Connection, question: str) -> Iterator[tuple[Any, ...]]:
     try:
         yield from data.execute(question)
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise refusal(path, f'cannot be read: {error}', 'export it again') from None
+    # Of a page that a broken file says is huge, sqlite3 asks for more memory than there is.
+    except (sqlite3.Error, UnicodeDecodeError, MemoryError, OverflowError) as error:
+        raise refusal(path, f'cannot be read: {str(error) or "it is broken"}', 'export it again') from None
 
 
 # Nsight Systems (nsys export --type sqlite): docs.nvidia.com/nsight-systems, SQLite Export Schema Reference.

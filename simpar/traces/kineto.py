@@ -307,7 +307,7 @@ class _Columns:
                 try:
                     _digits(bytes(event.ts) if self.exact else str(event.ts).encode())
                     wrong = not 0 <= float(event.dur) < 2.0**52
-                except (TypeError, ValueError):
+                except (TypeError, ValueError, OverflowError):
                     return Problem(f'{self.path}: traceEvents.{number}', 'has no numbers ts and dur')
                 if wrong:
                     return Problem(f'{self.path}: traceEvents.{number}', 'ts or dur is no time')
