@@ -606,7 +606,9 @@ def chunk_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     own = list(dkv.split(q.shape[1], 1))
     # Later chunks see a run of chunks that ends with this one; those before it, past a window, they do not.
     unseen = count - len(later)
-    return [join(op, dq), *own[:unseen], *(one + other for one, other in zip(own[unseen:], later, strict=True))]
+    # Tensors apart: parts of one would keep the memory of all until the last of them is freed.
+    first = (one.contiguous() for one in own[:unseen])
+    return [join(op, dq), *first, *(one + other for one, other in zip(own[unseen:], later, strict=True))]
 
 
 def _part(op: OpClass, where: Context, q: torch.Tensor, kv: Tensors, keys: Tensors) -> Part:
