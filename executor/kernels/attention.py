@@ -607,7 +607,7 @@ def chunk_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     # Later chunks see a run of chunks that ends with this one; those before it, past a window, they do not.
     unseen = count - len(later)
     # Tensors apart: parts of one would keep the memory of all until the last of them is freed.
-    first = (one.contiguous() for one in own[:unseen])
+    first = (one.clone() if count > 1 else one for one in own[:unseen])
     return [join(op, dq), *first, *(one + other for one, other in zip(own[unseen:], later, strict=True))]
 
 
