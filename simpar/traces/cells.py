@@ -79,13 +79,6 @@ class Cells:
         digests: list[bytes] = found.T.copy().view('V16').ravel().tolist()
         return digests
 
-    def cell(self, row: int, column: int) -> str:
-        """A cell without its quotes; of a row that is too short, an empty one."""
-        first, last = int(self.first[row]), int(self.last[row])
-        begin, end = self.ends[min(first + column - 1, last)] + 1, self.ends[min(first + column, last)]
-        text = self.data[begin:end].decode()
-        return text[1:-1].replace('""', '"') if text.startswith('"') else text
-
 
 def cells_of(file: IO[bytes] | GzipFile) -> Iterator[Cells]:
     """The rows of a file behind its head, as ``csv`` reads them.
