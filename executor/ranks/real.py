@@ -76,7 +76,7 @@ def transfer(
     if op.operator == 'all_gather':
         gathered = transport.all_gather(_together(reads))
         # Gathered flat, one message a rank; each tensor's shards are then joined along its own dim.
-        of_ranks = zip(*(_apart(flat, reads) for flat in gathered), strict=True)
+        of_ranks = zip(*(_parts(flat, reads) for flat in gathered), strict=True)
         return [torch.cat(shards, dim) for shards, dim in zip(of_ranks, validate.dims_of(op), strict=True)]
     if op.operator == 'reduce_scatter':
         split = [tensor.chunk(transport.size, dim) for tensor, dim in zip(reads, validate.dims_of(op), strict=True)]
@@ -89,7 +89,7 @@ def transfer(
         slices = [slices_of(tensor, splits, sizes) for tensor in reads]
         like = [shards[0] for shards in slices]
         arrived = transport.all_to_all([_together(list(shards)) for shards in zip(*slices, strict=True)])
-        of_ranks = zip(*(_apart(flat, like) for flat in arrived), strict=True)
+        of_ranks = zip(*(_parts(flat, like) for flat in arrived), strict=True)
         return [joined(shards, joins, sizes) for shards in of_ranks]
     return _pass(op, transport, reads, received)
 
@@ -129,6 +129,12 @@ def _together(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _apart(flat: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Several parts of a flat tensor with memory of their own, so that each is free when it is used."""
+    parts = _parts(flat, like)
+    return [part.clone() for part in parts] if len(parts) > 1 else parts
+
+
+def _parts(flat: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
     """The parts of a flat tensor, in the shapes of others."""
     parts = flat.split([tensor.numel() for tensor in like])
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
