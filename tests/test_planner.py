@@ -18,7 +18,7 @@ from simpar.pipeline.orders import named_order
 from simpar.planner import load_planning
 from simpar.planner.bound import Sums
 from simpar.planner.clock import moments_of, timed
-from simpar.planner.judge import Judge, Round, workers
+from simpar.planner.judge import GUESS, Judge, Round, workers
 from simpar.planner.pieces import Speeds, Work, first_behind, last_ahead, windows
 from simpar.planner.render import render
 from simpar.planner.sample import load_of, outermost
@@ -167,6 +167,14 @@ def test_a_search_without_time_answers_with_its_gap_and_ends_the_same_when_it_go
     assert (again.pruned, again.gap, again.open) == (whole.pruned, whole.gap, 0)
 
 
+def test_a_judge_whose_time_is_over_says_nothing_of_nodes_and_still_guesses_at_a_first_plan(file):
+    space = load_planning(file).space
+    late, path = Judge(space, cluster_of(space.base), until=0.0), spaces.drawn_path(space, random.Random(3))
+    at = max(depth for depth in range(1, len(path)) if late.judges(depth))
+    assert (late(path[:at]).seconds, late(path[:at]).refusal) == (0.0, None)
+    assert late(path, GUESS).seconds > 0
+
+
 def test_processes_judge_nodes_as_this_one_does(file, monkeypatch):
     monkeypatch.setattr('simpar.planner.judge.REPAYS', -1.0)
     space = load_planning(file).space
@@ -276,6 +284,20 @@ def test_a_message_that_others_wait_for_is_hidden_beside_what_is_computed_betwee
     before, computes = before[:3], computes[:3]
     ahead, behind = last_ahead(before, computes), first_behind(before, computes)
     assert windows(ahead, behind, [0, 1, 0], computes, [0, 1, 0], work) == {}
+
+
+def test_a_long_ring_has_fewer_windows_and_none_lasts_longer_than_all_between():
+    # Computation and a message in turn, each of which needs the one before it.
+    many = 1200
+    computes, before = [True, False] * many, [[], *([place] for place in range(2 * many - 1))]
+    work = Work([2.0, 0.0], [2.0, 0.0], {1: 3.0}, Speeds(1.0, 1.0, 1.0), {})
+    found = windows(
+        last_ahead(before, computes), first_behind(before, computes), [0, 1] * many, computes, [0, 1] * many, work
+    )
+    begins = {first for some in found.values() for first, _ in some}
+    assert 256 <= len(begins) < 512
+    assert all(seconds <= 2.5 * (place - first) for place, some in found.items() for first, seconds in some)
+    assert max(seconds / (place - first) for place, some in found.items() for first, seconds in some) > 1.4
 
 
 def test_keys_that_are_wrong_are_all_told_at_once(file):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +14,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from threading import Thread
-from time import perf_counter
 from typing import Any, Final, cast
 
 from simpar.case import cluster_of
@@ -53,11 +53,12 @@ LEVELS: Final = ('pipeline', 'micro_batches', 'chunks', 'recompute', 'tiles', 's
 class Judge:
     """Judges nodes of one space; keeps samples and orders, which many nodes share.
 
-    Argument: ``samples``, of another judge, for plans of which it is not known what they hold, or when hosts are ahead.
+    Arguments: ``samples``, of another judge, for plans of which it is not known what they hold, or when hosts are
+    ahead; ``until``, on the clock of ``time.monotonic``, from when on it says nothing of nodes, so that none is cut.
     """
 
-    def __init__(self, space: Space, cluster: Cluster, samples: Samples | None = None) -> None:
-        self._space = space
+    def __init__(self, space: Space, cluster: Cluster, samples: Samples | None = None, until: float = inf) -> None:
+        self._space, self.until = space, until
         # What a whole step asks of the matrix units sets their clock; a sample does not know it.
         self._cluster = at_full_clocks(cluster)
         self._collectives = ClusterCollectives(self._cluster)
@@ -88,6 +89,9 @@ class Judge:
         """
         if turn == GUESS:
             return self._estimate(path, limit)
+        return Judged() if time.monotonic() >= self.until else self._judged(path, turn)
+
+    def _judged(self, path: Sequence[int], turn: int) -> Judged:
         plan = self._plan(tuple(path))
         if self._other and with_bounds(plan) is not plan:
             return self._as_other(path, turn)
@@ -127,7 +131,7 @@ class Judge:
             depth = next((depth for depth, one in self._depths.items() if one == key), None)
             if depth is None:
                 continue
-            judged = self(path[:depth])
+            judged = self._judged(path[:depth], 0)
             held = max(held, judged.held)
             if judged.refusal or held > self._device * SPARE:
                 return Judged(inf, None, held)
@@ -323,9 +327,9 @@ class Workers:
         """Judge some nodes. Raises ``RunFailed`` where a process dies."""
         if self._spent > REPAYS and self._jobs > 1 and not self._started:
             self._start()
-        begin = perf_counter()
+        begin = time.perf_counter()
         found = self._shared(asked)
-        self._spent += perf_counter() - begin
+        self._spent += time.perf_counter() - begin
         return found
 
     def _shared(self, asked: Sequence[Asked]) -> list[Judged]:
@@ -358,7 +362,7 @@ class Workers:
     def _start(self) -> None:
         # All that were made before.
         known = self._judge.samples.give()
-        self._processes = start(self._jobs - 1, _work, self._space)
+        self._processes = start(self._jobs - 1, _work, self._space, self._judge.until)
         self._started += [_Worker(one, number, [*known]) for number, one in enumerate(self._processes, 1)]
 
     @property
@@ -469,12 +473,12 @@ def _share_of(space: Space, path: Path) -> int:
     return hash((*(place.get(key, 0) for key in ('tensor', 'sequence_parallel', 'context', 'expert')), slices))
 
 
-def _work(connection: Connection, space: Space, threshold: tuple[int, int, int]) -> None:
+def _work(connection: Connection, space: Space, until: float, threshold: tuple[int, int, int]) -> None:
     """Judge or predict what comes, until the process that asked closes the connection or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
     gc.set_threshold(*threshold)
-    judge, session = Judge(space, cluster_of(space.base)), Session()
+    judge, session = Judge(space, cluster_of(space.base), until=until), Session()
     coming: SimpleQueue[Any] = SimpleQueue()
     Thread(target=_read, args=(connection, coming), daemon=True).start()
     with suppress(BrokenPipeError, ConnectionResetError):

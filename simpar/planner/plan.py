@@ -80,7 +80,7 @@ class Planning:
             note=_once(note) if note else None,
         )
 
-        judge = Judge(self.space, case.cluster_of(self.schedule))
+        judge = Judge(self.space, case.cluster_of(self.schedule), until=until)
         with workers(self.space, judge, cores() if jobs is None else jobs) as those:
             place = self.space.place(self.schedule.plan)
             own = self._own(place, way)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
@@ -244,7 +245,9 @@ def _peaks(
     # Behind it layers of the stage are given back already, and a longer stage has more of them.
     seen = [slot for slot in forward if last and slot >= last[0]]
     seen += [slot for slot in backward if not first or slot < first[0]]
-    held, lasting = dict.fromkeys(seen, 0.0), {slot: 0.0 for slot in seen if layer[slot] is None}
+    seen = sorted({*seen})
+    held, lasting = np.zeros(len(seen)), np.zeros(len(seen))
+    of_none = np.array([layer[slot] is None for slot in seen], dtype=bool)
     needs = role.need
     compute = {*forward, *backward}
     waited: dict[int, int] = {}
@@ -260,12 +263,11 @@ def _peaks(
         if begin not in compute:
             # What a message brings is surely there for the first that waits for it.
             begin = waited.get(begin, int(end) + 1)
-        for slot in seen:
-            if begin <= slot <= end:
-                held[slot] += size
-                if slot in lasting and not again:
-                    lasting[slot] += size
-    return max(held.values(), default=0.0), max(lasting.values(), default=0.0)
+        meanwhile = slice(bisect_left(seen, begin), bisect_right(seen, end))
+        held[meanwhile] += size
+        if not again:
+            lasting[meanwhile] += size
+    return float(held.max(initial=0.0)), float(lasting[of_none].max(initial=0.0))
 
 
 MICRO_BATCHES: Final = 3

@@ -230,6 +230,8 @@ class Starts:
 FIRST: Final = 2
 LARGEST: Final = 16
 """Leaves of the first round, and of the largest: each round has twice as many as the one before."""
+WIDE: Final = 32
+"""Nodes that are judged at once before there is a bound; of large models each takes up to a second."""
 BATCH: Final = 256
 """Nodes that are judged at once, however many workers there are."""
 Node = tuple[float, int, Path, int]
@@ -467,14 +469,17 @@ class _Tree:
             best, worse, heavy = found.best, 0, 0
 
     def _widen(self) -> None:
-        """Open nodes down to the first that are judged, and judge all of these: a first bound, known soon."""
-        ahead = [self.heap.pop()]
+        """Open nodes down to the first that are judged, and judge all of these: a first bound, known soon.
+
+        It takes half of the time at most: a better plan is worth more than a bound of plans that nobody would take.
+        """
+        ahead, half = [self.heap.pop()], (time.monotonic() + self.until) / 2
         while ahead:
             self.found.nodes += len(ahead)
             ready = [node for node in ahead if node[3]]
-            for first in range(0, len(ready), BATCH):
-                batch = ready[first : first + BATCH]
-                if self.late:
+            for first in range(0, len(ready), WIDE):
+                batch = ready[first : first + WIDE]
+                if time.monotonic() >= half:
                     self._push(batch)
                 else:
                     self._judge(batch)

@@ -247,7 +247,7 @@ class ByChunk:
             reads = [*self.names(mine, chunk), *keys, *(self._handed(dkv, one, chunk + 1) for one in handed)]
             writes = [self.name(dq, chunk), *(self._handed(dkv, one, chunk) for one in seen)]
         tokens = self.sequence // self.count
-        pairs, dims = split.of_all(chunk), op.dims
+        pairs, dims = float(split.of_all(chunk)), op.dims
         key, value = dims['head_dim'], dims.get('value_dim', dims['head_dim'])
         features = key + value if op.phase == 'F' else 3 * key + 2 * value
         return replace(

@@ -9,12 +9,14 @@ Does not model: that ranks of a contiguous split have less to do than the one wi
 priced; in a ring with a window, that steps far away need not be taken.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simpar.errors import Infeasible
 from simpar.layout import TensorLayout, minus, size_of
@@ -39,8 +41,11 @@ from simpar.program import BYTES, Attribute, Phase
 # attention is equal work for all (Megatron-LM, Llama 3: arXiv 2407.21783, section 3.3.2).
 
 
-Span = tuple[int, int]
+Tokens = int | NDArray[np.int64]
+"""A place in the sequence, or those of several ranks."""
+Span = tuple[Tokens, Tokens]
 """First token, and the one behind the last."""
+Pairs = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,37 +62,36 @@ class ContextSplit:
     window: int = 0
     documents: tuple[int, ...] = ()
 
-    def spans(self, rank: int) -> tuple[Span, ...]:
-        """The tokens of a rank."""
+    def spans(self, rank: Tokens) -> tuple[Span, ...]:
+        """The tokens of a rank, or of several."""
         if not self.balanced:
             return (self._chunk(rank, self.ranks),)
         return self._chunk(rank, 2 * self.ranks), self._chunk(2 * self.ranks - 1 - rank, 2 * self.ranks)
 
-    def _chunk(self, number: int, count: int) -> Span:
+    def _chunk(self, number: Tokens, count: int) -> Span:
         length = self.sequence // count
         return number * length, (number + 1) * length
 
-    def pairs(self, queries: int, keys: int) -> float:
-        """Pairs of a rank's queries and another's keys of which the one sees the other."""
-        return sum(self._seen(q, k) for q in self.spans(queries) for k in self.spans(keys))
+    def pairs(self, queries: Tokens, keys: Tokens) -> Pairs:
+        """Pairs of a rank's queries and another's keys of which the one sees the other; of several ranks at once."""
+        found: Pairs = np.sum([self._seen(q, k) for q in self.spans(queries) for k in self.spans(keys)], axis=0)
+        return found
 
-    def of_all(self, queries: int) -> float:
+    def of_all(self, queries: Tokens) -> Pairs:
         """The same with the keys of all ranks."""
-        return sum(self._seen(span, (0, self.sequence)) for span in self.spans(queries))
+        found: Pairs = np.sum([self._seen(span, (0, self.sequence)) for span in self.spans(queries)], axis=0)
+        return found
 
-    def _seen(self, queries: Span, keys: Span) -> float:
+    def _seen(self, queries: Span, keys: Span) -> Pairs:
         """Pairs of which the query is not before the key, in one document, and within a window.
 
         A token and itself count half, so that a square of s tokens has s² / 2 pairs, as attention without context
         counts.
         """
-        return sum(_pairs(_both(queries, one), _both(keys, one), self.window) for one in self._documents(queries))
-
-    def _documents(self, span: Span) -> Sequence[Span]:
-        """Those that have tokens in a span."""
-        ends = _ends(self.documents or (self.sequence,))
-        first, last = bisect_right(ends, span[0]), bisect_left(ends, span[1])
-        return [(ends[at - 1] if at else 0, ends[at]) for at in range(first, last + 1)]
+        documents = pairwise(accumulate(self.documents or (self.sequence,), initial=0))
+        seen = [_pairs(_both(queries, one), _both(keys, one), self.window) for one in documents]
+        found: Pairs = np.sum(seen, axis=0)
+        return found
 
     def of_ranks(self, step: int | None = None) -> tuple[float, ...]:
         """For each rank its pairs with the keys of all ranks.
@@ -99,31 +103,26 @@ class ContextSplit:
 
 @cache
 def _of_ranks(split: ContextSplit, step: int | None) -> tuple[float, ...]:
-    if step is None:
-        return tuple(map(split.of_all, range(split.ranks)))
-    return tuple(split.pairs(rank, (rank - step) % split.ranks) for rank in range(split.ranks))
-
-
-@cache
-def _ends(documents: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(accumulate(documents))
+    ranks = np.arange(split.ranks)
+    found = split.of_all(ranks) if step is None else split.pairs(ranks, (ranks - step) % split.ranks)
+    return tuple(found.tolist())
 
 
 def _both(one: Span, other: Span) -> Span:
-    begin = max(one[0], other[0])
-    return begin, max(begin, min(one[1], other[1]))
+    begin = np.maximum(one[0], other[0])
+    return begin, np.maximum(begin, np.minimum(one[1], other[1]))
 
 
-def _pairs(queries: Span, keys: Span, window: int) -> float:
+def _pairs(queries: Span, keys: Span, window: int) -> Pairs:
     seen = _causal(queries, keys)
     return seen - _causal((queries[0] - window, queries[1] - window), keys) if window else seen
 
 
-def _causal(queries: Span, keys: Span) -> float:
+def _causal(queries: Span, keys: Span) -> Pairs:
     (first, end), (begin, last) = queries, keys
 
-    def triangle(side: int) -> float:
-        return max(side, 0) ** 2 / 2
+    def triangle(side: Tokens) -> Pairs:
+        return np.maximum(side, 0) ** 2 / 2
 
     return triangle(end - begin) - triangle(first - begin) - triangle(end - last) + triangle(first - last)
 
