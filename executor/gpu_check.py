@@ -108,7 +108,7 @@ def _of_ops(program: Program, issuer: issue.Issuer, steady: slice) -> dict[str, 
 
 
 def costs_of(program: Program, seen: dict[str, float], host: float) -> Costs:
-    """Costs of a program whose op classes took so long."""
+    """Costs of a program whose op classes took so long; those of other ranks alone take no time."""
     ops = program.op_classes
     count, groups = len(ops), {name: len(part.groups_GP) for name, part in program.partitions.items()}
 
@@ -117,7 +117,7 @@ def costs_of(program: Program, seen: dict[str, float], host: float) -> Costs:
 
     return Costs(
         compute=np.array([of(op) if op.kind == 'compute' else 0.0 for op in ops]),
-        host=np.full(count, units.quantise(host)),
+        host=np.array([units.quantise(host) if op.name in seen else 0.0 for op in ops]),
         beside_communication=np.ones(count),
         beside_compute=np.ones(count),
         communication={
@@ -137,8 +137,8 @@ BAR: Final = 0.08
 LOSSES: Final = {'fp32': 1e-4, 'bf16': 3e-2}
 """How far losses of a dtype may be from those of the CPU in fp64."""
 SIZES: Final = {
-    'tiny': Transformer(layers=1, hidden=16, heads=2, vocab=32, sequence=8, init_std=0.1),
-    'small': Transformer(layers=2, hidden=256, heads=4, vocab=1024, sequence=128, init_std=0.02),
+    'tiny': Transformer(layers=4, hidden=16, heads=2, vocab=32, sequence=8, init_std=0.1),
+    'small': Transformer(layers=4, hidden=256, heads=4, vocab=1024, sequence=128, init_std=0.02),
     'full': Transformer(layers=8, hidden=2048, heads=16, vocab=16384, sequence=1024, init_std=0.02),
 }
 PLANS: Final = {
@@ -149,15 +149,15 @@ PLANS: Final = {
     'tensor 2, copies 4': plans.Plan(tensor=2, copies=4),
     'tensor 2, sequence parallel, copies 2': plans.Plan(tensor=2, sequence_parallel=True, copies=2),
     'tensor 2, recomputed': plans.Plan(tensor=2, recompute='full'),
-    'data 2, 4 micro-batches': plans.Plan(data=2, micro_batches=4),
     'data 2, zero 1': plans.Plan(data=2, zero=1),
     'data 2, zero 2, 2 micro-batches': plans.Plan(data=2, zero=2, micro_batches=2),
-    'tensor 2, tiles 2': plans.Plan(tensor=2, tiles=2),
-    'context 2': plans.Plan(context=2),
+    'data 2, offload': plans.Plan(data=2, offload=('activations', 'optimizer')),
+    'pipeline 2, 4 micro-batches': plans.Plan(pipeline=2, micro_batches=4),
+    'pipeline 2, interleaved': plans.Plan(pipeline=2, chunks=2, order='interleaved-1f1b', micro_batches=4),
 }
 WORLD: Final = 2
-STEPS: Final = 10
-"""Of a schedule that is timed."""
+STEPS: Final = {'full': 10, 'small': 4, 'tiny': 4}
+"""Of a schedule that is timed, by the size that was asked for: a rehearsal's tell nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,14 +279,15 @@ def _machine(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     yield Row('machine', 'device', f'{text} of this kind')
 
 
-def _workload(model: Transformer, batch: int = 8) -> Workload:
+def workload(model: Transformer, batch: int = 8) -> Workload:
+    """A model as each part trains it."""
     return Workload(model=model, batch=batch, optimizer=AdamW(learning_rate=1e-3))
 
 
 def _losses(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     """World 1: copies and streams, in single precision and in 16 bits."""
     for copies in (1, 4):
-        program = lower(_workload(SIZES['tiny']), plans.Plan(copies=copies), 1)
+        program = lower(workload(SIZES['tiny']), plans.Plan(copies=copies), 1)
         wanted = inprocess.InProcess(program).run(3).losses
         for dtype, bar in LOSSES.items():
             found = _train(device, program, dtype)
@@ -309,7 +310,7 @@ def _shared(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     """Two ranks on the one device."""
     with Pool(WORLD, timeout=60) as pool:
         for name in ('tensor 2, copies 2', 'data 2, zero 3'):
-            program = lower(_workload(SIZES['tiny']), PLANS[name], WORLD)
+            program = lower(workload(SIZES['tiny']), PLANS[name], WORLD)
             request = Request(steps=3, dtype='fp32', device=options.device, transport='gloo')
             found = pool.perform(program, request).losses
             wanted = inprocess.InProcess(program).run(3).losses
@@ -323,7 +324,7 @@ def _no_waiting(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     if strict is None:
         yield Row('no waiting host', 'not asked', f'{options.device} cannot tell')
         return
-    program = lower(_workload(SIZES['tiny']), PLANS['tensor 2, copies 2'], WORLD)
+    program = lower(workload(SIZES['tiny']), PLANS['tensor 2, copies 2'], WORLD)
     issuer = _alone(program, device, 3)
     issuer.issue(0)
     strict('error')
@@ -337,9 +338,9 @@ def _no_waiting(device: Device, options: argparse.Namespace) -> Iterator[Row]:
 
 def _flat(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     """Bytes in use after many steps."""
-    program = lower(_workload(SIZES['tiny']), PLANS['tensor 2, copies 2'], WORLD)
+    program = lower(workload(SIZES['tiny']), PLANS['tensor 2, copies 2'], WORLD)
     seen: list[int] = []
-    for steps in (40, 200) if options.size == 'full' else (10, 30):
+    for steps in (40, 200) if options.size == 'full' else (4, 12):
         run_alone(program, device, steps=steps)
         seen.append(int(device.module.memory_reserved(device.name)))
     # Virtual streams are new each time, and so are their blocks.
@@ -352,14 +353,14 @@ def _predicted(device: Device, options: argparse.Namespace) -> Iterator[Row]:
 
     Tiny ones wait for their host.
     """
-    asked, errors = options.size == 'full', list[float]()
+    asked, steps, errors = options.size == 'full', STEPS[options.size], list[float]()
     for size in dict.fromkeys((options.size, 'tiny')):
         for name, plan in PLANS.items():
-            workload = _workload(SIZES[size])
-            program, single = (lower(workload, one, WORLD) for one in (plan, replace(plan, streams='single')))
+            model = workload(SIZES[size])
+            program, single = (lower(model, one, WORLD) for one in (plan, replace(plan, streams='single')))
             # The device never waits for the host in the run that is calibrated on, or ops would seem longer.
-            serial = run_alone(single, device, steps=STEPS, dtype='bf16', ahead=200 if asked else 2)
-            seen = run_alone(program, device, steps=STEPS, dtype='bf16')
+            serial = run_alone(single, device, steps=steps, dtype='bf16', ahead=200 if asked else 2)
+            seen = run_alone(program, device, steps=steps, dtype='bf16')
             trace = simulate(program, costs_of(program, serial.ops, seen.host))
             step = float(trace.step_times[-1])
             errors.append(step / seen.step - 1)
@@ -401,8 +402,8 @@ def _ranks(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     here = profiles.cluster(profiles.load_profile(str(_profile_of(options))), devices=WORLD)
     with Pool(WORLD, timeout=60) as pool:
         for name, plan in PLANS.items():
-            program = lower(replace(_workload(SIZES[options.size]), precision='bf16'), plan, WORLD)
-            request = Request(steps=STEPS, device=options.device, transport=transport)
+            program = lower(replace(workload(SIZES[options.size]), precision='bf16'), plan, WORLD)
+            request = Request(steps=STEPS[options.size], device=options.device, transport=transport)
             seen = float(np.median(pool.perform(program, request).trace.step_times[1:]))
             step = float(simulate(program, price(program, here)).step_times[-1])
             errors.append(step / seen - 1)
@@ -415,7 +416,7 @@ def _issued(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     from executor.virtual.dry_run import dry_run
 
     for name, plan in PLANS.items():
-        found = dry_run(lower(replace(_workload(SIZES['full']), precision='bf16'), plan, WORLD))
+        found = dry_run(lower(replace(workload(SIZES['full']), precision='bf16'), plan, WORLD))
         told = '; '.join(found.wrong) or f'{sum(found.calls.values())} operations'
         yield Row('issued', name, told, not found.wrong)
 

@@ -1,13 +1,15 @@
 """The minutes on a GPU, rehearsed on virtual accelerators: what is planned, what is kept, and what is tried again."""
 
 import json
+from collections import Counter
 
 import pytest
 
 pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor import gpu_check
-from executor.gpu_check import PARTS, PartOf, Row, main
+from executor.gpu_check import PARTS, PLANS, SIZES, PartOf, Row, costs_of, main, workload
+from simpar.engine import simulate
+from simpar.lower import lower
 
 pytestmark = pytest.mark.torch
 SHORT = ('machine', 'losses', 'no waiting')
@@ -53,5 +55,23 @@ def test_a_part_that_fails_leaves_the_others_and_is_tried_again(tmp_path, capsys
     assert [row['right'] for row in rows] == [None]
 
 
-def test_twelve_schedules_are_predicted():
-    assert len(gpu_check.PLANS) == 12
+def test_twelve_schedules_are_predicted_and_none_of_the_plans_kinds_is_missing():
+    plans = PLANS.values()
+    assert len(plans) == 12
+    for key, usual in (
+        ('copies', 1),
+        ('pipeline', 1),
+        ('chunks', 0),
+        ('zero', 0),
+        ('recompute', 'none'),
+        ('offload', ()),
+    ):
+        assert any(getattr(plan, key) != usual for plan in plans), key
+
+
+def test_a_peer_in_a_pipeline_takes_no_time_where_one_rank_runs_alone():
+    program = lower(workload(SIZES['tiny']), PLANS['pipeline 2, 4 micro-batches'], 2)
+    ops = [program.op_classes[index] for index in program.role(0).op_class]
+    trace = simulate(program, costs_of(program, {op.name: 1.0 for op in ops}, 0.0))
+    kinds = Counter(op.kind for op in ops)
+    assert kinds['compute'] <= trace.step_times[-1] <= kinds['compute'] + kinds['send']
