@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -25,7 +26,7 @@ from simpar.engine import simulate
 from simpar.errors import refusal, shown_part
 from simpar.files import read_regular, write_atomically
 from simpar.program import COLLECTIVES, OpClass, OpKind, Partition, Program, ProgramBuilder, Role
-from simpar.trace import Trace
+from simpar.trace import Times, Trace
 
 # Writing: the last step of a trace as Chakra's files, one a rank, and a file of the groups that communicate.
 
@@ -450,11 +451,7 @@ class _Job:
                 seconds = self._talk[_message(op) if op.kind == 'send' else op.name]
                 groups = program.partitions[op.partition].groups_GP
                 talk[index] = [self._message_cost(op, seconds, group) for group in groups]
-        none, ones = np.zeros(len(classes)), np.ones(len(classes))
-        return Costs(
-            compute=compute, host=none, beside_communication=ones, beside_compute=ones, communication=talk,
-            links=(), rank_speed=np.ones(program.world),
-        )  # fmt: skip
+        return recorded_costs(program, compute, talk)
 
     def _message_cost(self, op: OpClass, seconds: float, group: NDArray[np.int32]) -> Communication:
         """As long as recorded; without a duration, what the cluster's links and library make of it."""
@@ -464,6 +461,15 @@ class _Job:
         ranks = group.tolist() if op.kind == 'collective' else list(map(int, _ENDS.findall(op.name)[0]))
         found = self._links.cost(op, ranks)
         return Communication(units.quantise(found.alpha), units.quantise(found.transfer))
+
+
+def recorded_costs(program: Program, compute: Times, communication: Mapping[int, list[Communication]]) -> Costs:
+    """Costs of ops that last as long as recorded, whatever runs beside them, and whose host takes no time."""
+    none, ones = np.zeros(len(compute)), np.ones(len(compute))
+    return Costs(
+        compute=compute, host=none, beside_communication=ones, beside_compute=ones, communication=dict(communication),
+        links=(), rank_speed=np.ones(program.world),
+    )  # fmt: skip
 
 
 def _message(op: OpClass) -> str:
@@ -562,27 +568,26 @@ def _ordered(file: Path, nodes: Sequence[Recorded]) -> list[Recorded]:
     by_id = {node.id: node for node in nodes}
     if len(by_id) < len(nodes):
         raise refusal(file, 'two nodes have one id')
-    left = {node.id: len(node.waits) for node in nodes}
-    behind: dict[int, list[int]] = {}
     for node in nodes:
-        for one in node.waits:
-            if one not in by_id:
-                what = f'node {node.id}, {shown_part(node.name)}, waits for node {one}, which is not there'
-                raise refusal(file, what)
-            behind.setdefault(one, []).append(node.id)
-    free = [number for number, count in left.items() if not count]
-    heapq.heapify(free)
-    found = []
-    while free:
-        found.append(by_id[heapq.heappop(free)])
-        for one in behind.get(found[-1].id, ()):
-            left[one] -= 1
-            if not left[one]:
-                heapq.heappush(free, one)
-    if len(found) < len(nodes):
-        stuck = next(number for number, count in left.items() if count)
-        raise refusal(file, f'nodes wait for each other in a circle, node {stuck} among them')
-    return found
+        if lacking := [one for one in node.waits if one not in by_id]:
+            what = f'node {node.id}, {shown_part(node.name)}, waits for node {lacking[0]}, which is not there'
+            raise refusal(file, what)
+    try:
+        return [by_id[number] for number in lowest_first({node.id: node.waits for node in nodes})]
+    except CycleError as error:
+        raise refusal(file, f'nodes wait for each other in a circle, node {min(error.args[1])} among them') from None
+
+
+def lowest_first(waits: Mapping[int, Iterable[int]]) -> Iterator[int]:
+    """Numbers, each behind those that it waits for, else the lowest first. Raises ``CycleError``."""
+    sorter = TopologicalSorter(waits)
+    sorter.prepare()
+    free: list[int] = []
+    while sorter.is_active():
+        for one in sorter.get_ready():
+            heapq.heappush(free, one)
+        yield (number := heapq.heappop(free))
+        sorter.done(number)
 
 
 def _handed_over(file: Path, nodes: Sequence[Recorded]) -> list[Recorded]:

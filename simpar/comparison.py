@@ -26,7 +26,7 @@ from simpar.errors import OutsideTolerance, refusal
 from simpar.hardware.net import Net, parse_net
 from simpar.headline import than
 from simpar.metrics import StepMetrics, metrics
-from simpar.trace import PERCENTILE, Times, Trace, step_that_counts
+from simpar.trace import PERCENTILE, Times, Trace, step_that_counts, stream_order
 from simpar.trace_files import SavedRank, SavedSlot, SavedTrace, to_saved, to_trace
 from simpar.units import format_time
 
@@ -318,17 +318,11 @@ def _slots(saved: SavedTrace, rank: int) -> tuple[SavedSlot, ...]:
 def _table(saved: SavedTrace, rank: int, steps: slice) -> _Rank:
     """Pause, wait and run of every op of a rank."""
     rank_times, slots = _rank_times(saved, rank), _slots(saved, rank)
-    before = np.empty_like(rank_times.end_KS)
-    tail: dict[str, int] = {}
-    for slot, described in enumerate(slots):
-        before[:, slot] = rank_times.end_KS[:, tail[described.stream]] if described.stream in tail else np.nan
-        tail[described.stream] = slot
+    before, tail = stream_order(np.unique([slot.stream for slot in slots], return_inverse=True)[1])
     # The first op of a stream follows the stream's last op of the step before; in the first step, the program's begin.
-    for slot in np.flatnonzero(np.isnan(before[0])).tolist():
-        last = rank_times.end_KS[:, tail[slots[slot].stream]]
-        before[:, slot] = np.concatenate(([0.0], last[:-1]))
+    last = np.vstack((np.zeros(len(slots)), rank_times.end_KS[:-1, tail]))
     times = (
-        rank_times.arrive_KS - before,
+        rank_times.arrive_KS - np.where(before >= 0, rank_times.end_KS[:, before], last),
         rank_times.start_KS - rank_times.arrive_KS,
         rank_times.end_KS - rank_times.start_KS,
     )

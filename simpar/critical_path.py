@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from simpar import metrics, program
 from simpar.cost.costs import Costs, entry_of, lasts
 from simpar.engine.queues import before_in_queues
-from simpar.trace import RankTimes, Trace
+from simpar.trace import RankTimes, Trace, stream_order
 
 SegmentKind = Literal['compute', 'communication', 'host', 'overhead']
 _WHERE: Final = {'F': 'in the forward', 'I': 'in the backward', 'W': 'in the backward', 'U': 'in the update'}
@@ -280,7 +280,7 @@ class _RankView:
     """What the walk asks about a representative rank; arrays, for it looks at few of the slots.
 
     Arguments:
-        before: of each slot the one before it on its stream, or -1; ``tail``, the last slot of each stream.
+        before: of each slot the one before it on its stream, or -1; ``tail``, the last one there.
         op_class, stream, needs, carries: of the role.
         classes: by the number of an op class, what is known of those that the path has passed.
         ahead: of each slot the one before it in its work queue, or -1.
@@ -290,7 +290,7 @@ class _RankView:
     role: program.Role
     times: RankTimes
     before: _Numbers
-    tail: dict[int, int]
+    tail: _Numbers
     op_class: _Numbers
     stream: _Numbers
     needs: _Rows
@@ -408,7 +408,7 @@ class _Walk:
             found += [(end[need], step - 1, need) for need in view.carries.of(slot)]
             # The first op of a stream follows the stream's last op of the step before.
             if before < 0:
-                tail = view.tail[view.stream[slot]]
+                tail = view.tail[slot]
                 found.append((end[tail], step - 1, tail))
         return max(found, default=None)
 
@@ -473,12 +473,12 @@ class _Walk:
 def _view(trace: Trace, rank_times: RankTimes, queues: int) -> _RankView:
     """The view of a representative rank, whose device has so many work queues; 0: one for each stream."""
     role = trace.role(rank_times)
-    before, tail = _stream_order(role)
+    before, tail = stream_order(role.stream)
     return _RankView(
         role,
         rank_times,
         _numbers(before),
-        tail,
+        _numbers(tail),
         _numbers(role.op_class),
         _numbers(role.stream),
         _rows(role.need),
@@ -494,14 +494,3 @@ def _rows(lists: program.Csr) -> _Rows:
 def _numbers(array: NDArray[Any]) -> _Numbers:
     # What comes out of a pickle or is sliced may not lie behind one another.
     return np.ascontiguousarray(array).data
-
-
-def _stream_order(role: program.Role) -> tuple[NDArray[np.int64], dict[int, int]]:
-    """For each slot the one before it on its stream, or -1; and the last slot of each stream."""
-    before = np.full(len(role), -1, dtype=np.int64)
-    order = np.argsort(role.stream, kind='stable')
-    # Streams lie behind one another: where the number changes, one ends and another begins.
-    ends = np.append(np.diff(role.stream[order]) != 0, True)
-    before[order[1:][~ends[:-1]]] = order[:-1][~ends[:-1]]
-    last = order[ends]
-    return before, dict(zip(role.stream[last].tolist(), last.tolist(), strict=True))

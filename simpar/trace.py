@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,17 @@ def step_that_counts(step_times: Times, counted: slice, percentile: float = PERC
     warm = step_times[counted]
     seconds = np.percentile(warm, percentile, method='inverted_cdf')
     return int(counted.start) + int(np.flatnonzero(warm == seconds)[0])
+
+
+def stream_order(stream: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each slot the one before it on its stream, or -1, and the last one there; of the stream of each."""
+    before = np.full(len(stream), -1, dtype=np.int64)
+    order = np.argsort(stream, kind='stable')
+    # Streams lie behind one another: where the number changes, one ends and another begins.
+    ends = np.append(np.diff(stream[order]) != 0, True)
+    before[order[1:][~ends[:-1]]] = order[:-1][~ends[:-1]]
+    last = order[ends]
+    return before, last[np.searchsorted(stream[last], stream)]
 
 
 class Span(NamedTuple):

@@ -48,14 +48,10 @@ class Basis:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SavedRank:
-    """Times of one rank, seconds, shape [steps, slots]; ``role`` indexes the saved trace's roles."""
+class SavedRank(RankTimes):
+    """Times of one rank; ``role`` indexes the saved trace's roles."""
 
-    rank: int
     role: int
-    arrive_KS: Times
-    start_KS: Times
-    end_KS: Times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,37 +106,30 @@ def to_saved(trace: Trace, costs: Costs | None = None) -> SavedTrace:
     program = trace.program
     # Only roles that some representative has, so that files stay small.
     used = sorted({int(program.role_of_rank[rank_times.rank]) for rank_times in trace.representatives})
-    roles = []
-    for index in used:
-        role = program.roles[index]
-        ops = [program.op(role, slot) for slot in range(len(role))]
-        roles.append(
-            tuple(
-                SavedSlot(
-                    op=program.action(role, slot),
-                    op_class=op.name,
-                    kind=op.kind,
-                    operator=op.operator,
-                    phase=op.phase,
-                    partition=op.partition,
-                    stream=role.streams[int(role.stream[slot])],
-                )
-                for slot, op in enumerate(ops)
+    roles = [
+        tuple(
+            SavedSlot(
+                op=program.action(role, slot),
+                op_class=op.name,
+                kind=op.kind,
+                operator=op.operator,
+                phase=op.phase,
+                partition=op.partition,
+                stream=role.streams[int(role.stream[slot])],
             )
+            for slot in range(len(role))
+            for op in [program.op(role, slot)]
         )
+        for role in (program.roles[index] for index in used)
+    ]
     return SavedTrace(
         program=program.hash,
         origin=trace.origin,
         roles=tuple(roles),
         representatives=tuple(
-            SavedRank(
-                rank_times.rank,
-                used.index(int(program.role_of_rank[rank_times.rank])),
-                rank_times.arrive_KS,
-                rank_times.start_KS,
-                rank_times.end_KS,
-            )
-            for rank_times in trace.representatives
+            SavedRank(times.rank, times.arrive_KS, times.start_KS, times.end_KS, used.index(role))
+            for times in trace.representatives
+            for role in [int(program.role_of_rank[times.rank])]
         ),
         representative_of_rank=tuple(trace.representative_of_rank.tolist()),
         basis=Basis(program, costs) if costs is not None else None,
@@ -155,11 +144,7 @@ def to_trace(saved: SavedTrace, program: Program) -> Trace:
     if saved.program != program.hash:
         what = f'is of program {saved.program[:12]}, not of {program.hash[:12]}'
         raise refusal('the trace', what, 'measure the schedule again')
-    representatives = (
-        RankTimes(rank_times.rank, rank_times.arrive_KS, rank_times.start_KS, rank_times.end_KS)
-        for rank_times in saved.representatives
-    )
-    return Trace(program, saved.origin, tuple(representatives), np.array(saved.representative_of_rank, dtype=np.int32))
+    return Trace(program, saved.origin, saved.representatives, np.array(saved.representative_of_rank, dtype=np.int32))
 
 
 def save_trace(
@@ -339,4 +324,4 @@ def _slots(role: _RoleContent) -> tuple[SavedSlot, ...]:
 
 
 def _saved_rank(times: _RankContent) -> SavedRank:
-    return SavedRank(times.rank, times.role, np.array(times.arrive), np.array(times.start), np.array(times.end))
+    return SavedRank(times.rank, np.array(times.arrive), np.array(times.start), np.array(times.end), times.role)

@@ -27,7 +27,7 @@ from sabotage_machine import Machine, measured, noisy
 from executor.ranks.pool import Pool
 from simpar.commands.trace import sentence_of
 from simpar.cost.price import price
-from simpar.diagnosis.causes import Bench, later, longer
+from simpar.diagnosis.causes import Bench, changed
 from simpar.diagnosis.places import sites_of
 from simpar.files import write_atomically
 from simpar.hardware.net import parse_net
@@ -196,14 +196,14 @@ def drawn(bed, kind, rng):
 def late_entries(bench, sites, rng, strength, step):
     """The host of a rank needs longer than a step, all of it before what it says to others."""
     mask = (sites.rank == rng.randrange(sites.program.world)) & ~sites.computes
-    return later(bench, sites, mask, (1 + strength) * step / mask.sum()), Truth('host', 'late entries', mask)
+    return changed(bench, sites, mask, host=(1 + strength) * step / mask.sum()), Truth('host', 'late entries', mask)
 
 
 def late_input(bench, sites, rng, strength, step):
     """The host of a rank needs longer than a step, all of it before the first op of a step."""
     rank = rng.randrange(sites.program.world)
     mask = np.arange(len(sites.rank)) == np.flatnonzero(sites.rank == rank)[0]
-    return later(bench, sites, mask, (1 + strength) * step), Truth('host', f'input of rank {rank}', mask)
+    return changed(bench, sites, mask, host=(1 + strength) * step), Truth('host', f'input of rank {rank}', mask)
 
 
 def slow_nodes(bench, sites, rng, strength, step):
@@ -211,7 +211,7 @@ def slow_nodes(bench, sites, rng, strength, step):
     first = 2 * rng.randrange(sites.program.world // 2)
     ranks = [first, first + 1][: sites.program.world // 4]
     mask = sites.computes & np.isin(sites.rank, ranks)
-    return longer(bench, sites, mask, 1 + strength), Truth('compute', 'a node', mask)
+    return changed(bench, sites, mask, factor=1 + strength), Truth('compute', 'a node', mask)
 
 
 RAN = {

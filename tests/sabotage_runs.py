@@ -9,7 +9,7 @@ from sabotage_kinds import Truth
 from executor.ranks.rank import TOO_SLOW
 from executor.ranks.request import Request
 from simpar.cost.price import price
-from simpar.diagnosis.causes import apart, in_turn, later, longer
+from simpar.diagnosis.causes import apart, changed, in_turn
 
 STEPS = 12
 RUNS = 3
@@ -19,18 +19,18 @@ RUNS = 3
 def slow_rank(bench, sites, rng, strength, step):
     rank = rng.randrange(sites.program.world)
     mask = sites.computes & (sites.rank == rank)
-    return longer(bench, sites, mask, 1 + strength), Truth('compute', f'rank {rank}', mask)
+    return changed(bench, sites, mask, factor=1 + strength), Truth('compute', f'rank {rank}', mask)
 
 
 def slow_op_kind(bench, sites, rng, strength, step):
     mask = _phase(sites, rng.choice('FIW'))
-    return longer(bench, sites, mask, 1 + strength), Truth('compute', 'one phase', mask)
+    return changed(bench, sites, mask, factor=1 + strength), Truth('compute', 'one phase', mask)
 
 
 def slow_op_kind_on_rank(bench, sites, rng, strength, step):
     rank = rng.randrange(sites.program.world)
     mask = _phase(sites, rng.choice('FIW')) & (sites.rank == rank)
-    return longer(bench, sites, mask, 1 + strength), Truth('compute', f'one phase on rank {rank}', mask)
+    return changed(bench, sites, mask, factor=1 + strength), Truth('compute', f'one phase on rank {rank}', mask)
 
 
 def longer_messages(bench, sites, rng, strength, step):
@@ -80,7 +80,7 @@ def late_host(bench, sites, rng, strength, step):
     rank = rng.randrange(sites.program.world)
     mask = sites.rank == rank
     issues = bench.costs.host[sites.op[mask]].sum()
-    return later(bench, sites, mask, ((1 + strength) * step - issues) / mask.sum()), Truth(
+    return changed(bench, sites, mask, host=((1 + strength) * step - issues) / mask.sum()), Truth(
         'host', f'rank {rank}', ranks=(rank,)
     )
 
@@ -98,14 +98,16 @@ def slow_op(bench, sites, rng, strength, step):
     seconds = np.bincount(sites.op, bench.costs.compute[sites.op], len(bench.program.op_classes))
     chosen = rng.choice(np.argsort(seconds)[-3:].tolist())
     mask = sites.op == chosen
-    return longer(bench, sites, mask, 1 + strength), Truth('compute', bench.program.op_classes[chosen].name, mask)
+    return changed(bench, sites, mask, factor=1 + strength), Truth(
+        'compute', bench.program.op_classes[chosen].name, mask
+    )
 
 
 def slow_layer(bench, sites, rng, strength, step):
     """All that one layer computes; a mask that holds what is named, and nothing else."""
     layers = np.array([op.name.partition('.')[0] for op in bench.program.op_classes])[sites.op]
     mask = sites.computes & (layers == rng.choice(sorted({*layers[sites.computes].tolist()} - {'loss', 'relu0'})))
-    return longer(bench, sites, mask, 1 + strength), Truth('compute', 'one layer', mask, within=True)
+    return changed(bench, sites, mask, factor=1 + strength), Truth('compute', 'one layer', mask, within=True)
 
 
 def longer_op(bench, sites, rng, strength, step):
@@ -138,7 +140,7 @@ def late_hosts(bench, sites, rng, strength, step):
     mask = np.ones(len(sites.rank), dtype=bool)
     issues = bench.costs.host[sites.op].sum()
     each = (sites.program.world * (1 + strength) * step - issues) / mask.sum()
-    return later(bench, sites, mask, each), Truth('host', 'all ranks')
+    return changed(bench, sites, mask, host=each), Truth('host', 'all ranks')
 
 
 KINDS = [slow_rank, slow_op_kind, slow_op_kind_on_rank, longer_messages, slow_link, lost_overlap, lost_overlap_on_rank,

@@ -18,7 +18,7 @@ from simpar.pipeline.orders import named_order
 from simpar.planner import load_planning
 from simpar.planner.bound import Sums
 from simpar.planner.clock import moments_of, timed
-from simpar.planner.judge import GUESS, Judge, Round, workers
+from simpar.planner.judge import GUESS, Judge, workers
 from simpar.planner.pieces import Speeds, Work, first_behind, last_ahead, windows
 from simpar.planner.render import render
 from simpar.planner.sample import load_of, outermost
@@ -199,20 +199,6 @@ def test_processes_predict_plans_as_this_one_does_and_none_is_waited_for_in_vain
         assert those.ready
         found = dict(those.predict(schedules))
     assert [found[place].figures.step for place in range(count)] == [predicted(one).figures.step for one in schedules]
-
-
-@pytest.mark.parametrize('parts', [1, 2, 5])
-def test_each_node_is_handed_out_once_and_idle_processes_take_what_others_have_left(file, parts):
-    space = load_planning(file).space
-    draw = random.Random(5)
-    asked = [(path[:5], 0) for path in (spaces.drawn_path(space, draw) for _ in range(60)) if path]
-    round_ = Round(space, asked, parts)
-    # The first of them asks for all that there is, whoever has made the samples of it.
-    handed = list(iter(lambda: round_.group(0), None))
-    assert sorted(number for group in handed for number in group) == list(range(len(asked)))
-    assert all(round_.group(part) is None for part in range(parts))
-    again = Round(space, asked, parts)
-    assert again.group(0) == handed[0]
 
 
 def test_what_splits_its_backward_holds_more_until_gradients_of_weights_are_done():

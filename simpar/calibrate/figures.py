@@ -8,19 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simpar.calibrate.record import (
-    MOST_SPREAD,
-    AttentionRow,
-    CollectiveRow,
-    LaunchRow,
-    Line,
-    Record,
-    Stretch,
-    Table,
-    counted,
-    low,
-    of_messages,
-)
+from simpar.calibrate import record as records
+from simpar.calibrate.record import AttentionRow, CollectiveRow, LaunchRow, Line, Record, Stretch, Table
 from simpar.cost.formula import share, steps
 from simpar.hardware import Grade
 from simpar.hardware.net import parse_net
@@ -154,7 +143,7 @@ def _seconds(rows: Sequence[LaunchRow], what: str, source: str) -> Number:
     """The mean over phases of what is usual."""
     figures = [getattr(row, what) for row in rows]
     wide = max((one.cv for one in figures), default=0.0)
-    flags = (f'varies by {wide:.0%}',) if wide > MOST_SPREAD else ()
+    flags = (f'varies by {wide:.0%}',) if wide > records.MOST_SPREAD else ()
     value = sum(one.median for one in figures) / max(len(figures), 1)
     return Number(value=value, kind='time', source=source, flags=flags, guessed=not figures)
 
@@ -205,8 +194,8 @@ def _link(record: Record, rows: Sequence[CollectiveRow]) -> dict[str, Number]:
     rings = [row for row in rows if row.algorithm == 'ring' or (not own and row.algorithm == 'exchange')] or rows
     passed = [share('ring', row.operator, row.ranks) * row.bytes for row in rings]
     terms = [(1.0, steps('ring', row.operator, row.ranks), size) for row, size in zip(rings, passed, strict=True)]
-    take = of_messages(record)
-    seconds = np.array([take(counted(row)) for row in rings])
+    take = records.of_messages(record)
+    seconds = np.array([take(records.counted(row)) for row in rings])
     fit = relative_fit(terms, seconds)
     start, latency, a_byte = fit.values
     made = Fitted(fit, f'{len(rings)} collectives')
@@ -239,7 +228,7 @@ def _at_once(record: Record, alone: Number, rows: Sequence[CollectiveRow]) -> Nu
     if max(row.ranks for row in rows) < record.ranks:
         return alone
     carried = [
-        (row.streams * share('ring', 'all_reduce', row.ranks) * row.bytes / low(row.seconds), row)
+        (row.streams * share('ring', 'all_reduce', row.ranks) * row.bytes / records.low(row.seconds), row)
         for row in record.streams
     ]
     if not carried:
@@ -386,14 +375,14 @@ def _attention(record: Record, lines: Sequence[Line], peak: float) -> dict[str, 
         'device.attention.backward': Number(
             value=median,
             source=f'median over {len(ratios)} sizes of attention',
-            flags=(f'differs between sizes by {spread:.0%}',) if spread > MOST_SPREAD else (),
+            flags=(f'differs between sizes by {spread:.0%}',) if spread > records.MOST_SPREAD else (),
         ),
     }
 
 
 def _mean_of(rows: Sequence[AttentionRow]) -> float:
     """Seconds of an op, over rows that weigh as they say."""
-    return sum(row.weight * low(counted(row)) for row in rows) / sum(row.weight for row in rows)
+    return sum(row.weight * records.low(records.counted(row)) for row in rows) / sum(row.weight for row in rows)
 
 
 def _quantile(values: Sequence[float], weights: Sequence[int], part: float) -> float:
@@ -420,10 +409,10 @@ def _speed(what: str, stretches: Sequence[Stretch]) -> Number:
     known = [(one.beside, one.factor) for one in stretches if one.factor is not None]
     if not known:
         return Number(value=GUESS, source='not measured: a guess', guessed=True)
-    factors = [low(factor) if what == 'collective' else factor.median for _, factor in known]
+    factors = [records.low(factor) if what == 'collective' else factor.median for _, factor in known]
     # A geometric mean: factors are ratios.
     speed = math.exp(-sum(map(math.log, factors)) / len(factors))
-    flags = [f'beside {other} varies by {factor.cv:.0%}' for other, factor in known if factor.cv > MOST_SPREAD]
+    flags = [f'beside {other} varies by {factor.cv:.0%}' for other, factor in known if factor.cv > records.MOST_SPREAD]
     if speed > 1 + MOST_RESIDUAL:
         flags.append(f'seemed {speed:.2f} times as quick beside others; set to 1')
     how = 'the 10th percentile' if what == 'collective' else 'the median'

@@ -13,32 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from simpar import comparison as comparing
 from simpar.case import Case, on_net
+from simpar.commands import common
 from simpar.commands.answers import print_answer, print_json
-from simpar.commands.common import (
-    about,
-    case_waited_for,
-    executor_flags,
-    need_torch,
-    net_of,
-    schedule_text,
-    start,
-)
-from simpar.comparison import (
-    Comparison,
-    Gain,
-    Side,
-    compare,
-    comparison_to_dict,
-    gain_line,
-    gain_of,
-    gain_table,
-    gain_to_dict,
-    render_comparison,
-    render_gain,
-    side_of,
-    verdict,
-)
+from simpar.comparison import Comparison, Gain, Side
 from simpar.errors import dotted, refusal
 from simpar.files import remove_at_the_end, write_atomically
 from simpar.hardware.net import Net
@@ -73,7 +52,7 @@ def draw_difference(
     from simpar.notebook.compared import difference_picture
     from simpar.plot import write_figure
 
-    title = gain_line(gain) if gain and gain.baseline else ''
+    title = comparing.gain_line(gain) if gain and gain.baseline else ''
     write_figure(path, difference_picture(predicted, measured, comparison, title))
 
 
@@ -81,15 +60,15 @@ def compare_command(options: argparse.Namespace) -> int:
     """Print signed errors; raises ``OutsideTolerance`` where the step differs by more than asked."""
     predicted, measured = load_trace(options.prediction), load_trace(options.measurement)
     _refuse_swapped(options, predicted, measured)
-    gain = gain_of(predicted, measured)
-    comparison = gain.plan.comparison if gain else compare(predicted, measured)
+    gain = comparing.gain_of(predicted, measured)
+    comparison = gain.plan.comparison if gain else comparing.compare(predicted, measured)
     if options.plot:
         _draw(options.plot, predicted, measured, comparison, gain)
     if options.json:
-        found = gain_to_dict(gain) if gain else comparison_to_dict(comparison)
+        found = comparing.gain_to_dict(gain) if gain else comparing.comparison_to_dict(comparison)
         print_json({**found, 'statistic': statistic_json(comparison.steps)})
     else:
-        sys.stdout.write(render_gain(gain) if gain else render_comparison(comparison))
+        sys.stdout.write(comparing.render_gain(gain) if gain else comparing.render_comparison(comparison))
         print(statistic_line(comparison.steps, comparison.origin))
     if options.tolerance is not None:
         sys.stdout.flush()
@@ -132,8 +111,8 @@ NO_FRAMEWORK = 'cluster.stack=none'
 def measure_command(options: argparse.Namespace) -> int:
     """Start the executor, read its traces, print gain and comparison."""
     # First of all, for what follows takes seconds.
-    need_torch()
-    net = net_of(options)
+    common.need_torch()
+    net = common.net_of(options)
     case, left_out = _without_framework(options)
     case = on_net(case, net)
     if options.baseline == 'none':
@@ -148,7 +127,7 @@ def measure_command(options: argparse.Namespace) -> int:
         ops = Path(folder) / 'ops.json' if options.time_ops else None
         # In a process of its own: torch is never imported here.
         flags = [*_flags(options, case, recorded, other), *(['--time-ops', str(ops)] if ops else [])]
-        code = start('run', options.file, options.set, flags, silent=options.json)
+        code = common.start('run', options.file, options.set, flags, silent=options.json)
         # Of the ranks that a launcher has started, the first alone has all times.
         if code or not recorded.exists():
             return code
@@ -166,7 +145,7 @@ def measure_command(options: argparse.Namespace) -> int:
 
 def _without_framework(options: argparse.Namespace) -> tuple[Case, str]:
     """The case as the executor runs it, and what to say where the default stack is left out for that."""
-    case = case_waited_for(options)
+    case = common.case_waited_for(options)
     stack = case.cluster.stack
     if stack is None or not case.schedule.framework_is_default:
         return case, ''
@@ -175,7 +154,7 @@ def _without_framework(options: argparse.Namespace) -> tuple[Case, str]:
     keys = (f'{dotted(key)}={json.dumps(case.schedule.value(dotted(key)))}' for key in sorted(filled))
     options.set = [*options.set, NO_FRAMEWORK, *keys]
     line = f'The executor runs kernels without a framework, so the prediction leaves the framework out ({stack.name}).'
-    case = case_waited_for(options)
+    case = common.case_waited_for(options)
     return replace(case, schedule=replace(case.schedule, of_stack=filled)), line
 
 
@@ -191,7 +170,7 @@ def _flags(options: argparse.Namespace, case: Case, recorded: Path, other: Path)
         flags += ['--against-itself'] if options.baseline == 'itself' else []
     if options.save_state:
         flags += ['--save-state', str(options.save_state)]
-    return [*flags, *executor_flags(options)]
+    return [*flags, *common.executor_flags(options)]
 
 
 def _names(options: argparse.Namespace, case: Case) -> tuple[str, str]:
@@ -233,7 +212,9 @@ def _answer(
         draw_difference(options.plot, prediction.trace, to_trace(measured, case.program), comparison, gain)
         written.append(options.plot)
     if options.html:
-        written.append(_page(options, case, prediction, gain, [verdict(gain, unlike), *_told(case, gain, net), *notes]))
+        written.append(
+            _page(options, case, prediction, gain, [comparing.verdict(gain, unlike), *_told(case, gain, net), *notes])
+        )
     if options.json:
         told = {
             'statistic': statistic_json(comparison.steps),
@@ -241,9 +222,9 @@ def _answer(
             'without_effect': without_effect_json(prediction.without_effect),
             'note': ' '.join(notes),
         }
-        print_json({**gain_to_dict(gain), **told, **({'verdict': unlike} if unlike else {})})
+        print_json({**comparing.gain_to_dict(gain), **told, **({'verdict': unlike} if unlike else {})})
         return
-    sys.stdout.write(render_gain(gain, unlike=unlike))
+    sys.stdout.write(comparing.render_gain(gain, unlike=unlike))
     for line in _told(case, gain, net):
         print(line)
     if prediction.without_effect:
@@ -255,9 +236,9 @@ def _answer(
 
 
 def _side(prediction: Prediction, measured: SavedTrace) -> Side:
-    comparison = compare(prediction.trace, measured, costs=prediction.costs)
+    comparison = comparing.compare(prediction.trace, measured, costs=prediction.costs)
     trace = to_trace(measured, prediction.program)
-    return side_of(measured.name, prediction.trace, trace, comparison, measured.samples)
+    return comparing.side_of(measured.name, prediction.trace, trace, comparison, measured.samples)
 
 
 def _told(case: Case, gain: Gain, net: Net) -> list[str]:
@@ -274,11 +255,11 @@ def _page(options: argparse.Namespace, case: Case, prediction: Prediction, gain:
 
     page = answer_page(
         prediction,
-        schedule=schedule_text(options),
+        schedule=common.schedule_text(options),
         notes=lines,
-        headline=gain_line(gain),
-        about=about(case),
-        measured=table_html(gain_table(gain)),
+        headline=comparing.gain_line(gain),
+        about=common.about(case),
+        measured=table_html(comparing.gain_table(gain)),
     )
     path: Path = options.html
     write_atomically(path, page)

@@ -9,10 +9,10 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -35,36 +35,35 @@ def run_command(options: argparse.Namespace) -> int:
     budget = _budget(options.train)
     net = common.net_of(options)
     case = on_net(common.case_waited_for(options), net)
-    found = None
+    # What is asked besides: its key in JSON, its value there, and its lines.
+    more: list[tuple[str, Any, Iterable[str]]] = []
     if options.fit:
         from simpar.validate.fit import fitted_case, read_own_step
 
         case, found = fitted_case(case, read_own_step(options.fit))
-    anchor = None
+        more.append(('fitted', asdict(found), [found.line]))
     if options.anchor:
         from simpar.validate.anchor import anchored
 
         case, anchor = anchored(case, options.anchor)
+        more.append(('anchor', asdict(anchor), anchor.lines))
     prediction = _predicted(case, options.steps)
-    decides = case.what_decides() if options.decides else ()
+    if options.decides:
+        decides = case.what_decides()
+        head = 'What decides:' if decides else 'No number decides: none moves the answer by a thousandth.'
+        values = [{**asdict(one), 'turns': one.turns} for one in decides]
+        more.append(('decides', values, [head, *(f'  {one.line}' for one in decides)]))
+    if budget:
+        run = training_run(budget, case.throughput, prediction.step)
+        more.append(('training', run_to_dict(budget, run), [run_line(budget, run, case.throughput)]))
     notes = (*case.notes, *memory_notes(case, prediction))
     with common.waiting('writing'):
         written = _write(options, prediction, case, notes)
     if options.json:
         from simpar.report import to_dict
 
-        answer = to_dict(prediction)
+        answer = {**to_dict(prediction), 'parameters': case.parameters, **{key: value for key, value, _ in more}}
         answer['notes'] += notes
-        answer['parameters'] = case.parameters
-        if found:
-            answer['fitted'] = asdict(found)
-        if anchor:
-            answer['anchor'] = asdict(anchor)
-        if options.decides:
-            answer['decides'] = [{**asdict(one), 'turns': one.turns} for one in decides]
-        if budget:
-            run = training_run(budget, case.throughput, prediction.step)
-            answer['training'] = run_to_dict(budget, run)
         answers.print_json({**answer, 'written': written})
     elif options.quiet:
         from simpar.report import answer as in_a_sentence
@@ -74,16 +73,8 @@ def run_command(options: argparse.Namespace) -> int:
             print(f'Note: {note}', file=sys.stderr)
     else:
         _show(options, prediction, case, notes)
-        for line in (*([found.line] if found else []), *(anchor.lines if anchor else ())):
+        for line in (*(line for *_, lines in more for line in lines), *(f'wrote {name}' for name in written)):
             print(line)
-        if options.decides:
-            print('What decides:' if decides else 'No number decides: none moves the answer by a thousandth.')
-            for one in decides:
-                print(f'  {one.line}')
-        if budget:
-            print(run_line(budget, training_run(budget, case.throughput, prediction.step), case.throughput))
-        for name in written:
-            print(f'wrote {name}')
     # The answer is printed before memory is checked, so that it is seen even if the plan does not fit.
     sys.stdout.flush()
     check_memory(case, prediction)

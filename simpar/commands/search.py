@@ -15,7 +15,9 @@ from simpar.errors import Infeasible, Problem, RunFailed, refuse
 from simpar.exporting.export import export
 from simpar.page import answer_page
 from simpar.planner import Answer, Planning, load_planning, plan, render
+from simpar.plot.frame import write_figure
 from simpar.sweep import Sweep, SweepAnswer, load_sweep, table, why_not
+from simpar.sweep.plot import bars
 from simpar.sweep.table import as_markdown, side_by_side
 
 
@@ -76,9 +78,6 @@ def _write_sweep(options: argparse.Namespace, answer: SweepAnswer) -> list[str]:
             journal.unlink(missing_ok=True)
         written.append(str(options.csv))
     if options.plot:
-        from simpar.plot.frame import write_figure
-        from simpar.sweep.plot import bars
-
         write_figure(options.plot, bars(answer))
         written.append(str(options.plot))
     return written
@@ -169,8 +168,6 @@ def _sizes(options: argparse.Namespace, planning: Planning) -> int:
     budget = throughput.parse_budget(options.train) if options.train else None
     found = plan.sizes(planning, options.devices, budget, lambda one: _searched(options, one))
     if options.plot and found.front:
-        from simpar.plot.frame import write_figure
-
         write_figure(options.plot, found.plot())
     wrote = f'wrote {options.plot}\n' if options.plot and found.front else ''
     answers.print_answer(options, lambda: render.sizes_to_dict(found), lambda: render.render_sizes(found) + wrote)
@@ -188,10 +185,7 @@ def _write_plan(options: argparse.Namespace, planning: Planning, answer: Answer)
         text = render.saved(answer.choice, planning.schedule, options.file, options.set, options.save)
         files.write_atomically(options.save, text)
     if options.plot:
-        from simpar.planner.render import front_picture
-        from simpar.plot.frame import write_figure
-
-        write_figure(options.plot, front_picture(answer))
+        write_figure(options.plot, render.front_picture(answer))
     exported: list[Path] = []
     if options.export:
         target, path = exporting.export_target(options.export)

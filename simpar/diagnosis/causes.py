@@ -10,7 +10,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.costs import Communication, Costs
+from simpar.cost.costs import Costs
 from simpar.diagnosis import places
 from simpar.program import Csr, Program, Role
 from simpar.trace import Times
@@ -63,13 +63,11 @@ class Cause:
         """What it makes of a program and its costs."""
         match self.kind:
             case 'compute' | 'communication':
-                return longer(bench, sites, self.among(sites), self.amount)
-            case 'latency':
-                return delayed(bench, sites, self.among(sites), self.amount)
-            case 'pause':
-                return added(bench, sites, self.among(sites), self.amount)
+                return changed(bench, sites, self.among(sites), factor=self.amount)
+            case 'latency' | 'pause':
+                return changed(bench, sites, self.among(sites), seconds=self.amount)
             case 'host':
-                return later(bench, sites, self.among(sites), self.amount)
+                return changed(bench, sites, self.among(sites), host=self.amount)
             case 'overlap':
                 return in_turn(bench, self.place.ranks or range(sites.program.world), self.place.streams)
             case 'communication beside compute':
@@ -95,38 +93,31 @@ class Bench:
     costs: Costs
 
 
-def longer(bench: Bench, sites: places.Sites, mask: places.Mask, factor: float) -> Bench:
-    """The ops of the sites in the mask take ``factor`` times as long."""
-    bench, touched = apart(bench, sites, mask)
-    costs = bench.costs
-    compute = costs.compute.copy()
-    compute[list(touched)] *= factor
-    return replace(bench, costs=replace(costs, compute=compute, communication=_stretched(costs, touched, factor)))
+def changed(
+    bench: Bench,
+    sites: places.Sites,
+    mask: places.Mask,
+    *,
+    factor: float = 1.0,
+    seconds: float = 0.0,
+    host: float = 0.0,
+) -> Bench:
+    """The ops of the sites in the mask take ``factor`` times as long, and so many seconds more, whatever their size.
 
-
-def delayed(bench: Bench, sites: places.Sites, mask: places.Mask, seconds: float) -> Bench:
-    """The communication of the sites in the mask takes so much longer, whatever its size."""
+    Arguments: ``host``, seconds that its host takes longer to issue each of them.
+    """
     bench, touched = apart(bench, sites, mask)
+    compute, issued = bench.costs.compute.copy(), bench.costs.host.copy()
+    own = touched[[bench.program.op_classes[index].kind == 'compute' for index in touched.tolist()]]
+    compute[own] = np.maximum(compute[own] * factor + seconds, 0.0)
+    issued[touched] = np.maximum(issued[touched] + host, 0.0)
     communication = dict(bench.costs.communication)
     for index in set(touched.tolist()) & communication.keys():
-        communication[index] = tuple(replace(one, alpha=max(0.0, one.alpha + seconds)) for one in communication[index])
-    return replace(bench, costs=replace(bench.costs, communication=communication))
-
-
-def added(bench: Bench, sites: places.Sites, mask: places.Mask, seconds: float) -> Bench:
-    """Each op of the sites in the mask takes so much longer, whether it computes or communicates."""
-    bench, touched = apart(delayed(bench, sites, mask & ~sites.computes, seconds), sites, mask & sites.computes)
-    compute = bench.costs.compute.copy()
-    compute[touched] = np.maximum(compute[touched] + seconds, 0.0)
-    return replace(bench, costs=replace(bench.costs, compute=compute))
-
-
-def later(bench: Bench, sites: places.Sites, mask: places.Mask, seconds: float) -> Bench:
-    """The host takes so much longer to issue each of the sites in the mask."""
-    bench, touched = apart(bench, sites, mask)
-    host = bench.costs.host.copy()
-    host[list(touched)] = np.maximum(host[list(touched)] + seconds, 0.0)
-    return replace(bench, costs=replace(bench.costs, host=host))
+        communication[index] = tuple(
+            replace(one, alpha=max(0.0, one.alpha * factor + seconds), transfer=one.transfer * factor)
+            for one in communication[index]
+        )
+    return replace(bench, costs=replace(bench.costs, compute=compute, host=issued, communication=communication))
 
 
 def slowed_compute(bench: Bench, factor: float) -> Bench:
@@ -188,15 +179,6 @@ def _renumbered(program: Program, sites: places.Sites, mask: places.Mask, number
             roles.append(replace(role, op_class=np.where(mine, number[role.op_class], role.op_class).astype(np.uint32)))
         role_of_rank[rank] = made[key]
     return program.replace(roles=tuple(roles), role_of_rank=role_of_rank)
-
-
-def _stretched(costs: Costs, touched: places.Ints, factor: float) -> dict[int, Sequence[Communication]]:
-    communication = dict(costs.communication)
-    for index in set(touched.tolist()) & communication.keys():
-        communication[index] = tuple(
-            replace(one, alpha=one.alpha * factor, transfer=one.transfer * factor) for one in communication[index]
-        )
-    return communication
 
 
 def _queued(role: Role, streams: Sequence[str]) -> Role:

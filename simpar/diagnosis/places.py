@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program import NONE, Kind, OpClass, Program, Role
-from simpar.trace import RankTimes, Times, Trace
+from simpar.trace import RankTimes, Times, Trace, stream_order
 
 # Sites: every op of every rank, in one numbering, so that times of a prediction and of a measurement are arrays.
 
@@ -166,27 +166,17 @@ def _ready(end: Times, role: Role) -> Times:
     """When the needs of each slot and the slot before it on its stream have ended."""
     # A row for each slot: ``maximum.at`` is quick along the first axis.
     ends, ready = end.T, np.zeros_like(end.T)
-    before, tail = _stream_order(role)
+    before, tail = stream_order(role.stream)
     follows = before >= 0
     ready[follows] = ends[before[follows]]
     np.maximum.at(ready, role.need.row, ends[role.need.item])
     # The first slot of a stream follows the stream's last slot of the step before.
     heads = np.flatnonzero(~follows)
-    ready[heads, 1:] = np.maximum(ready[heads, 1:], ends[tail[role.stream[heads]], :-1])
+    ready[heads, 1:] = np.maximum(ready[heads, 1:], ends[tail[heads], :-1])
     carried = np.zeros_like(ready[:, 1:])
     np.maximum.at(carried, role.carry.row, ends[role.carry.item][:, :-1])
     ready[:, 1:] = np.maximum(ready[:, 1:], carried)
     return ready.T
-
-
-def _stream_order(role: Role) -> tuple[Ints, Ints]:
-    """For each slot the one before it on its stream, or -1; for each stream its last slot."""
-    before = np.full(len(role), -1, dtype=np.int64)
-    tail = np.full(len(role.streams), -1, dtype=np.int64)
-    for stream, slots in enumerate(role.by_stream().rows()):
-        before[list(slots[1:])] = slots[:-1]
-        tail[stream] = slots[-1] if slots else -1
-    return before, tail
 
 
 # Levels: what an op takes in an undisturbed step, and by how much steps vary; medians that weigh by time.

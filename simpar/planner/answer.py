@@ -1,6 +1,6 @@
 """Answer: what a search found: the ranking, plans within noise, why the rival loses, and what may be worse."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import expm1, isfinite
 from typing import Any, Final
@@ -350,25 +350,6 @@ def _step_of(outcome: Outcome) -> float:
     return outcome.figures.step if outcome.feasible and outcome.figures else float('inf')
 
 
-def trials_in_words(found: Robustness, named: Sequence[str]) -> Iterator[list[str]]:
-    """A row of cells for each trial. Argument: ``named``, what the plans are called."""
-    first = found.trials[0].steps[0]
-    for trial in found.trials:
-        own = trial.steps[0]
-        if own == float('inf'):
-            yield [trial.name, 'does not fit', '', f'beaten by {named[trial.best]}']
-            continue
-        slower = f'{own / first - 1:+.1%}' if trial is not found.trials[0] else ''
-        behind = f'{found.behind(trial):.1%}'
-        if trial.best == 0:
-            verdict = 'the fastest'
-        elif found.holds(trial):
-            verdict = f'within noise of the fastest ({behind} behind)'
-        else:
-            verdict = f'{behind} behind {named[trial.best]}'
-        yield [trial.name, format_time(own), slower, verdict]
-
-
 _SHORT: Final = {
     'sequence_parallel': 'sequence parallel', 'micro_batches': 'micro-batches', 'shard_group': 'shard group'
 }  # fmt: skip
@@ -405,26 +386,6 @@ def _said(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return name if value else f'no {name}'
     return f'{name} {value}'
-
-
-def value(found: Any) -> str:
-    """A value as a cell has it."""
-    return str(found).lower() if isinstance(found, bool) else str(found)
-
-
-def count(number: int) -> str:
-    """A number of plans."""
-    for factor, name in ((1e9, ' billion'), (1e6, ' million')):
-        if number >= factor:
-            return f'{float(f"{number / factor:.3g}"):g}{name}'
-    return f'{number:,}'
-
-
-def lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows of cells below one another."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield '  '.join(one.ljust(width) for one, width in zip(row, widths, strict=True)).rstrip()
 
 
 LONGEST: Final = 2_000_000

@@ -11,21 +11,8 @@ from typing import Any
 from simpar import case, lazy, predict
 from simpar.document import Source, one_screen, read
 from simpar.errors import Problem, ScheduleError
-from simpar.planner.answer import (
-    USUAL,
-    Answer,
-    BySize,
-    Own,
-    Ranked,
-    Robustness,
-    Size,
-    answer_of,
-    own_in_words,
-    ranked,
-    robust,
-    why,
-    with_noise,
-)
+from simpar.planner import answer as answers
+from simpar.planner.answer import Answer, BySize, Own, Ranked, Robustness, Size
 from simpar.planner.judge import Judge, workers
 from simpar.planner.render import front_picture, render, render_sizes, sizes_picture
 from simpar.planner.search import Found, Path, search
@@ -72,7 +59,7 @@ class Planning:
         """
         planner = self.schedule.planner or contents.Planner()
         until = time.monotonic() + seconds
-        margin = USUAL if planner.margin is None else planner.margin
+        margin = answers.USUAL if planner.margin is None else planner.margin
         way = Way(
             jobs=jobs,
             journal=File(journal) if journal else None,
@@ -85,11 +72,11 @@ class Planning:
             place = self.space.place(self.schedule.plan)
             own = self._own(place, way)
             if note:
-                note(f'{own_in_words(own)}; the search begins with it')
+                note(f'{answers.own_in_words(own)}; the search begins with it')
 
             def told(found: Found) -> None:
                 if tell:
-                    tell(answer_of(self.space, found, margin, own))
+                    tell(answers.answer_of(self.space, found, margin, own))
 
             found = search(
                 self.space,
@@ -102,7 +89,7 @@ class Planning:
                 own=None if place is None else (place, own.outcome),
                 other=own.ranked.step if own.ranked and own.fits and own.allowed and place is None else float('inf'),
             )
-        return with_noise(answer_of(self.space, found, margin, own), planner.margin)
+        return answers.with_noise(answers.answer_of(self.space, found, margin, own), planner.margin)
 
     def _own(self, place: Path | None, way: Way) -> Own:
         """The file's plan, predicted. Argument: ``place``, among the plans of the space."""
@@ -114,7 +101,7 @@ class Planning:
         names = [key.removeprefix('plan.') for key in asked]
         return Own(
             outcome=outcome,
-            ranked=ranked(self.space, schedule, outcome) if outcome.figures else None,
+            ranked=answers.ranked(self.space, schedule, outcome) if outcome.figures else None,
             allowed=all(getattr(plan, name) in self.space.values_of(name) for name in names),
         )
 
@@ -361,7 +348,7 @@ def explained(answer: Answer, *, jobs: int | None = 1, scheduler: str = '') -> P
     if not answer.complete:
         return found
     try:
-        found = Planned(answer=answer, why=why(answer))
-        return Planned(answer=answer, why=found.why, robustness=robust(answer, jobs=jobs, scheduler=scheduler))
+        found = Planned(answer=answer, why=answers.why(answer))
+        return Planned(answer=answer, why=found.why, robustness=answers.robust(answer, jobs=jobs, scheduler=scheduler))
     except KeyboardInterrupt:
         return found

@@ -15,20 +15,7 @@ from simpar import report
 from simpar.document import Source, dump, is_path, override, read
 from simpar.errors import SimparError
 from simpar.headline import change_in_words, short, short_time, than
-from simpar.planner.answer import (
-    Answer,
-    BySize,
-    Own,
-    Ranked,
-    Robustness,
-    Size,
-    count,
-    lines,
-    own_in_words,
-    value,
-    words,
-)
-from simpar.planner.answer import trials_in_words as trials_of
+from simpar.planner.answer import Answer, BySize, Own, Ranked, Robustness, Size, own_in_words, words
 from simpar.planner.space import BOUNDED, KEYS
 from simpar.plans import Plan
 from simpar.plot.frame import EXPOSED, FORWARD, HIDDEN, new_figure, time_unit, title
@@ -149,7 +136,7 @@ def _head(answer: Answer) -> Iterator[str]:
         if framework := run_as([choice.schedule.cluster]):
             yield f'  {framework}'
     if not answer.complete:
-        yield f'  Not searched to the end: {count(answer.open)} plans are still open, more seconds lessen the gap.'
+        yield f'  Not searched to the end: {_count(answer.open)} plans are still open, more seconds lessen the gap.'
 
 
 def _gain(own: Own, choice: Ranked) -> str:
@@ -177,7 +164,7 @@ def proven(answer: Answer) -> str:
     if answer.refuted > _ROUNDING:
         wrong = f'a plan was predicted {answer.refuted:.1%} below its bound'
         return f'Not proven: {wrong}, so bounds do not hold here. Please report this schedule.'
-    bounded = count(answer.plans - answer.never_bounded)
+    bounded = _count(answer.plans - answer.never_bounded)
     if answer.gap == 0:
         found = f'Proven: none of {bounded} plans is faster than {format_time(answer.least)}.'
     else:
@@ -188,7 +175,7 @@ def proven(answer: Answer) -> str:
     keys = [key for key in BOUNDED if len(answer.keys.get(f'plan.{key}', ())) > 1]
     what = ', '.join(f'plan.{key} other than {BOUNDED[key][0]}' for key in keys)
     share = f'{answer.never_bounded / answer.plans:.1%} of all plans'
-    return f'{found} {count(answer.never_bounded)} others, {share}, were never bounded ({what}).'
+    return f'{found} {_count(answer.never_bounded)} others, {share}, were never bounded ({what}).'
 
 
 def _ranking(answer: Answer) -> Iterator[str]:
@@ -196,7 +183,7 @@ def _ranking(answer: Answer) -> Iterator[str]:
         return
     fit = f'{len(answer.ranking)} plans were predicted and fit, {answer.infeasible} did not'
     yield f'{fit}. *: the choice; bound: what was known before of its least step.'
-    yield from lines(ranking_cells(answer))
+    yield from _lines(ranking_cells(answer))
 
 
 def ranking_cells(answer: Answer) -> list[list[str]]:
@@ -212,7 +199,7 @@ def ranking_cells(answer: Answer) -> list[list[str]]:
             f'{one.step / shown[0].step - 1:.1%}',
             format_size(one.peak),
             f'{one.bound / one.step:.0%}',
-            *(value(one.settings[key]) for key in keys),
+            *(_value(one.settings[key]) for key in keys),
             f'and {len(kind) - 1} with equal figures' if len(kind) > 1 else '',
         ]
         for place, (one, kind) in enumerate(zip(shown, kinds, strict=True), 1)
@@ -234,19 +221,38 @@ def _why(why: Prediction | None) -> Iterator[str]:
     yield f'The runner-up has {why.baseline.name}: {how}, against {why.name}. Why:'
     rows = report.why(why, why.baseline)
     cells = [[str(cell) for cell in column.cells] for column in rows.columns[:2]]
-    yield from (f'  {line}' for line in lines([row for row in zip(*cells, strict=True) if row[1] != '0']))
+    yield from (f'  {line}' for line in _lines([row for row in zip(*cells, strict=True) if row[1] != '0']))
 
 
 def _robust(found: Robustness | None) -> Iterator[str]:
     if found is None or len(found.plans) < 2:
         return
     yield f'If something is worse, the choice beside the {len(found.plans) - 1} next:'
-    yield from (f'  {line}' for line in lines(robust_cells(found)))
+    yield from (f'  {line}' for line in _lines(robust_cells(found)))
 
 
 def robust_cells(found: Robustness) -> list[list[str]]:
     """Heads, and a row for everything that is made worse."""
-    return [['', 'step', 'longer', 'the choice is'], *trials_of(found, [words(one) for one in found.plans])]
+    return [['', 'step', 'longer', 'the choice is'], *_trials(found, [words(one) for one in found.plans])]
+
+
+def _trials(found: Robustness, named: Sequence[str]) -> Iterator[list[str]]:
+    """A row of cells for each trial. Argument: ``named``, what the plans are called."""
+    first = found.trials[0].steps[0]
+    for trial in found.trials:
+        own = trial.steps[0]
+        if own == float('inf'):
+            yield [trial.name, 'does not fit', '', f'beaten by {named[trial.best]}']
+            continue
+        slower = f'{own / first - 1:+.1%}' if trial is not found.trials[0] else ''
+        behind = f'{found.behind(trial):.1%}'
+        if trial.best == 0:
+            verdict = 'the fastest'
+        elif found.holds(trial):
+            verdict = f'within noise of the fastest ({behind} behind)'
+        else:
+            verdict = f'{behind} behind {named[trial.best]}'
+        yield [trial.name, format_time(own), slower, verdict]
 
 
 def _front(answer: Answer) -> Iterator[str]:
@@ -259,12 +265,32 @@ def _front(answer: Answer) -> Iterator[str]:
 def _pruned(answer: Answer) -> Iterator[str]:
     if not answer.pruned:
         return
-    yield f'{count(answer.plans)} plans; cut off without a prediction, by rule:'
-    rows = [[count(one.plans), one.rule, _RULES.get(one.rule, one.example)] for one in answer.pruned[:_ROWS]]
+    yield f'{_count(answer.plans)} plans; cut off without a prediction, by rule:'
+    rows = [[_count(one.plans), one.rule, _RULES.get(one.rule, one.example)] for one in answer.pruned[:_ROWS]]
     left = answer.pruned[_ROWS:]
     if left:
-        rows.append([count(sum(one.plans for one in left)), f'{len(left)} more', 'see --json'])
-    yield from (f'  {line}' for line in lines(rows))
+        rows.append([_count(sum(one.plans for one in left)), f'{len(left)} more', 'see --json'])
+    yield from (f'  {line}' for line in _lines(rows))
+
+
+def _value(found: Any) -> str:
+    """A value as a cell has it."""
+    return str(found).lower() if isinstance(found, bool) else str(found)
+
+
+def _count(number: int) -> str:
+    """A number of plans."""
+    for factor, name in ((1e9, ' billion'), (1e6, ' million')):
+        if number >= factor:
+            return f'{float(f"{number / factor:.3g}"):g}{name}'
+    return f'{number:,}'
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows of cells below one another."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield '  '.join(one.ljust(width) for one, width in zip(row, widths, strict=True)).rstrip()
 
 
 _HEIGHT: Final = 5.0
@@ -358,7 +384,7 @@ def _points(axes: Axes, places: list[tuple[float, float]], colour: str, label: s
 
 def render_sizes(found: BySize) -> str:
     """The screen."""
-    front, table = found.front, '\n'.join(lines(size_cells(found)))
+    front, table = found.front, '\n'.join(_lines(size_cells(found)))
     if not front:
         return f'No plan is known to fit on any of these numbers of devices.\n\n{table}\n'
     quick, cheap = front[0], front[-1]

@@ -525,10 +525,6 @@ _KNOWN: Final = frozenset(
 """Keys that a sample is told by, or does not depend on."""
 
 
-Made = tuple[tuple[Any, ...], Sample]
-"""A sample, and by what it is known."""
-
-
 class Samples:
     """Finds or makes the samples of plans of one space."""
 
@@ -538,17 +534,6 @@ class Samples:
         self._few = few_of(space.base.workload)
         self._shared = Shared()
         self._known: dict[tuple[Any, ...], Sample] = {}
-        self._made: list[Made] = []
-
-    def give(self) -> list[Made]:
-        """Samples that were made here since this was asked last, for others to take."""
-        made, self._made = self._made, []
-        return made
-
-    def take(self, made: Iterable[Made]) -> None:
-        """Take samples that others have made."""
-        for key, sample in made:
-            self._known.setdefault(key, sample)
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -583,7 +568,7 @@ class Samples:
             each, split, *(repr(getattr(plan, key)) for key in self._space.keys if key not in _KNOWN),
         )  # fmt: skip
         if key not in self._known:
-            sample = sample_of(
+            self._known[key] = sample_of(
                 self._few,
                 plan,
                 self._cluster,
@@ -592,9 +577,6 @@ class Samples:
                 known=lambda other, parted: self._other(other, each * other.copies, split=parted),
                 shared=self._shared,
             )
-            self._known[key] = sample
-            # What is worked out of it would be more to send than to work out.
-            self._made.append((key, replace(sample, known={})))
         return self._known[key]
 
     def _other(self, plan: plans.Plan, size: int, *, split: bool) -> Sample:

@@ -11,20 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from simpar.headline import headline, short_time
+from simpar.plot import pipeline_panel as panels
 from simpar.plot.frame import HATCH, MOST_ZOOMED, WIDTH, Page, left_edge, new_figure, rgb, title
-from simpar.plot.pipeline_panel import (
-    CHUNK_WHITE,
-    COLOURS,
-    COPY_WHITE,
-    WAITS_WHITE,
-    BoxKind,
-    PipelinePanel,
-    PipelineView,
-    Row,
-    labels_fit,
-    pipeline_view,
-    row_name,
-)
+from simpar.plot.pipeline_panel import BoxKind, PipelinePanel, PipelineView, Row
 from simpar.trace import Trace
 
 if TYPE_CHECKING:
@@ -46,17 +35,17 @@ _RIGHT: Final = 0.895
 
 def pipeline_timeline(sides: list[tuple[Trace, str]]) -> Figure:
     """The steady steps of some traces, with their names, below one another on one scale; the last is the plan."""
-    views = [pipeline_view(trace, name) for trace, name in sides]
+    views = [panels.pipeline_view(trace, name) for trace, name in sides]
     row = _row(views)
-    edges = left_edge((row_name(v, number, row) for v in views for number in range(len(v.rows))), 8.5), _RIGHT
+    edges = left_edge((panels.row_name(v, number, row) for v in views for number in range(len(v.rows))), 8.5), _RIGHT
     page = Page([v.step for v in views], [len(v.rows) for v in views], row, edges, _windows(views))
     figure = new_figure(page.height)
     frames = page.frames(figure)
     averaged = max(page.steps) / _AVERAGED if max(v.most_boxes for v in views) > _VISIBLE else 0.0
-    panels = [PipelinePanel(frame, views[index % len(views)], page.row) for index, frame in enumerate(frames)]
+    drawn = [PipelinePanel(frame, views[index % len(views)], page.row) for index, frame in enumerate(frames)]
     # Panels of one scale show exposed communication in one way.
-    shares = [any(panel.lane_is_shares() for panel in some) for some in (panels[: len(views)], panels[len(views) :])]
-    for index, panel in enumerate(panels):
+    shares = [any(panel.lane_is_shares() for panel in some) for some in (drawn[: len(views)], drawn[len(views) :])]
+    for index, panel in enumerate(drawn):
         if index < len(views):
             panel.draw(_heading(panel.view, averaged), averaged, lane_is_shares=shares[0])
             panel.figures()
@@ -80,7 +69,7 @@ def _windows(views: list[PipelineView]) -> list[tuple[float, float]]:
     """For each view the window that is shown larger, of one length and from the same micro-batch on; none where numbers
     fit anyway, or it would repeat most of the step."""
     points = 72 * (WIDTH * (_RIGHT - 0.1)) / max(v.step for v in views)
-    if all(labels_fit(v, points) for v in views):
+    if all(panels.labels_fit(v, points) for v in views):
         return []
     begin = views[-1].middle(_ZOOMED)[0]
     seconds = min(v.middle(_ZOOMED)[1] for v in views)
@@ -100,16 +89,18 @@ def _patches(views: list[PipelineView]) -> list[Patch]:
         # Both are green, so the legend names them together.
         names['B'] = f'{names["B"]}, {names.pop("I")}'
     patches = [
-        Patch(facecolor=COLOURS[kind], label=name, edgecolor='white', hatch=HATCH if kind == 'exposed' else None)
+        Patch(facecolor=panels.COLOURS[kind], label=name, edgecolor='white', hatch=HATCH if kind == 'exposed' else None)
         for kind, name in names.items()
         if kind in used
     ]
     if any(len(box.parts) > 1 for v in views for row in v.rows for box in row.boxes):
-        patches.append(Patch(facecolor=rgb(COLOURS['B'], WAITS_WHITE), label='waits in its action'))
+        patches.append(Patch(facecolor=rgb(panels.COLOURS['B'], panels.WAITS_WHITE), label='waits in its action'))
     if max(v.chunks for v in views) > 1:
-        patches.append(Patch(facecolor=rgb(COLOURS['F'], CHUNK_WHITE), label="lighter: a rank's later stage"))
+        patches.append(
+            Patch(facecolor=rgb(panels.COLOURS['F'], panels.CHUNK_WHITE), label="lighter: a rank's later stage")
+        )
     if max(v.copies for v in views) > 1:
-        patches.append(Patch(facecolor=rgb(COLOURS['F'], COPY_WHITE), label='layers in a box: copies'))
+        patches.append(Patch(facecolor=rgb(panels.COLOURS['F'], panels.COPY_WHITE), label='layers in a box: copies'))
     return patches
 
 

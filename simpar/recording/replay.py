@@ -1,6 +1,5 @@
 """What a recorded job would take if some of its ops were like all others: what stragglers cost, and which ones."""
 
-import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -9,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from simpar.chakra import lowest_first, recorded_costs
 from simpar.cost.costs import Communication, Costs
 from simpar.engine.simulate import step_ends
 from simpar.errors import Problem, refuse
@@ -65,7 +65,7 @@ def issue_order(job: RecordedJob, stage: int) -> tuple[list[RecordedOp], _Before
     for stream in _streams(ops):
         for one, behind in itertools.pairwise(stream):
             chained[behind].append(one)
-    return list(_sorted(ops, chained)), before
+    return _sorted(ops, chained), before
 
 
 def _streams(ops: list[RecordedOp]) -> list[list[RecordedOp]]:
@@ -112,23 +112,10 @@ def _first_backward(computes: list[RecordedOp], before: _Before) -> None:
             before[message].append(computes[first - 2])
 
 
-def _sorted(ops: list[RecordedOp], before: _Before) -> Iterator[RecordedOp]:
+def _sorted(ops: list[RecordedOp], before: _Before) -> list[RecordedOp]:
     """Each op behind what it waits for, else in the order given."""
     place = {op: at for at, op in enumerate(ops)}
-    behind: dict[RecordedOp, list[RecordedOp]] = {op: [] for op in ops}
-    left = {op: len(before[op]) for op in ops}
-    for op in ops:
-        for one in before[op]:
-            behind[one].append(op)
-    ready = [place[op] for op in ops if not left[op]]
-    heapq.heapify(ready)
-    while ready:
-        op = ops[heapq.heappop(ready)]
-        yield op
-        for one in behind[op]:
-            left[one] -= 1
-            if not left[one]:
-                heapq.heappush(ready, place[one])
+    return [ops[at] for at in lowest_first({place[op]: [place[one] for one in waits] for op, waits in before.items()})]
 
 
 # A recorded job as a Program: an op class for each recorded op, a rank for each recorded worker.
@@ -158,27 +145,16 @@ class Replayed:
         Arguments: ``seconds_N``, shape [ops]; of what several take part in, the longest counts, of a message the
             receiver's, since that is what work waits for.
         """
-        classes = len(self.program.op_classes)
         on_grid = np.rint(seconds_N * GRID) / GRID
         alone = self.entry == NONE
-        compute = np.zeros(classes)
+        compute = np.zeros(len(self.program.op_classes))
         compute[self.op_class[alone]] = on_grid[alone]
-        return Costs(
-            compute=compute,
-            host=np.zeros(classes),
-            beside_communication=np.ones(classes),
-            beside_compute=np.ones(classes),
-            communication=self._communication(on_grid),
-            links=(),
-            rank_speed=np.ones(self.program.world),
-        )
-
-    def _communication(self, seconds_N: Array) -> dict[int, list[Communication]]:
         longest = {index: [0.0] * entries for index, entries in self.entries.items()}
         for at in np.flatnonzero(self.entry >= 0).tolist():
             index, entry = int(self.op_class[at]), int(self.entry[at])
-            longest[index][entry] = max(longest[index][entry], float(seconds_N[at]))
-        return {index: [Communication(each, 0.0) for each in found] for index, found in longest.items()}
+            longest[index][entry] = max(longest[index][entry], float(on_grid[at]))
+        talk = {index: [Communication(each, 0.0) for each in found] for index, found in longest.items()}
+        return recorded_costs(self.program, compute, talk)
 
 
 def to_program(job: RecordedJob) -> Replayed:

@@ -154,59 +154,43 @@ class _Workers:
 def _outcomes(
     client: Client, schedules: Sequence[Schedule], workers: Sequence[str], address: str, note: Note | None
 ) -> Coming:
-    places, coming = _sent(client, schedules, range(len(schedules)), workers)
-    tries = dict.fromkeys(range(len(schedules)), _RETRIES)
+    from distributed import as_completed
+
+    # A name of this run's own, since schedulers keep results by name; of equal length, since they order by name.
+    run = uuid4().hex
+    places = {f'simpar-{run}-{place:06}': place for place in range(len(schedules))}
+    coming = as_completed(_submitted(client, schedules, [*places]), loop=client.loop)
+    tries = dict.fromkeys(places, _RETRIES)
     told, those = not workers, _Workers(client, address, note, set(workers))
     while not coming.is_empty():
         if not those.comes(coming):
             if note and not told:
                 note(_no_workers(address, 'any more'))
             told = True
-            # Rows that preferred a worker would wait for that one, whoever comes: they are sent again, to any.
-            if workers:
-                workers = ()
-                client.cancel(list(coming.futures))
-                places, coming = _sent(client, schedules, list(tries), workers)
             continue
         told = False
         # No future of a finished row is held here: Dask would predict it again when the worker that has it dies.
-        for name, result in _gathered(client, coming.next_batch(), coming, tries, places):
+        for name, result in _gathered(client, coming.next_batch(), coming, tries):
             if not isinstance(result, Outcome):
                 raise _failure(result, places[name], address)
-            del tries[places[name]]
             yield places[name], result
     # All rows are here, so that a scheduler that ends now takes nothing along.
     with suppress(OSError):
         those.look()
 
 
-def _sent(
-    client: Client, schedules: Sequence[Schedule], some: Sequence[Place], workers: Sequence[str]
-) -> tuple[dict[str, Place], Any]:
-    """Submit some of the schedules; the place of each by the name of its row, and the rows as they come."""
-    from distributed import as_completed
-
-    # A name of this run's own, since schedulers keep results by name; of equal length, since they order by name.
-    run = uuid4().hex
-    places = {f'simpar-{run}-{place:06}': place for place in some}
-    futures = _submitted(client, [schedules[place] for place in some], list(places), workers)
-    return places, as_completed(futures, loop=client.loop)
-
-
-def _gathered(
-    client: Client, batch: list[Future[Any]], coming: Any, tries: dict[Place, int], places: dict[str, Place]
-) -> list[tuple[str, Any]]:
+def _gathered(client: Client, batch: list[Future[Any]], coming: Any, tries: dict[str, int]) -> list[tuple[str, Any]]:
     """Names and results of futures, or why they have none; what a worker's death ended is tried again.
 
-    Arguments: ``tries``, how often that still is done, by the place that a name has among ``places``.
+    Arguments: ``tries``, how often that still is done, by name.
     """
     finished = [future for future in batch if future.status == 'finished']
     found = list(zip([future.key for future in finished], _results(client, finished), strict=True))
     for future in batch:
         error = future.exception() if future.status == 'error' else None
         # Dask gives a row up when four workers died that had it, also if it only waited there.
-        if _worker_died(error) and tries[places[future.key]]:
-            tries[places[future.key]] -= 1
+        if _worker_died(error) and tries[future.key]:
+            tries[future.key] -= 1
             future.retry()
             coming.add(future)
         elif future not in finished:
@@ -225,30 +209,15 @@ def _results(client: Client, finished: list[Future[Any]]) -> list[Any]:
     return found
 
 
-def _submitted(
-    client: Client, schedules: Sequence[Schedule], names: list[str], workers: Sequence[str]
-) -> list[Future[Any]]:
-    """Submit every row, neighbours to the same worker, which keeps what they share; any other may take them, too."""
+def _submitted(client: Client, schedules: Sequence[Schedule], names: list[str]) -> list[Future[Any]]:
+    """Submit every row, to any worker."""
     # Schedulers unpickle what they give away and need no simpar for it: a row comes as bytes, which are unpickled on a
     # worker. That calls ``_row``.
     session, source = Session(FILES), source_content()
     sent = [pickle.dumps(_Row(_anywhere(one), read_content(one, session), source)) for one in schedules]
     batch = max(2, _BYTES // max(map(len, sent)))
-    futures: list[Future[Any]] = []
-    for number in range(max(1, len(workers))):
-        run = slice(*(len(sent) * edge // max(1, len(workers)) for edge in (number, number + 1)))
-        if sent[run]:
-            futures += client.map(
-                pickle.loads,
-                sent[run],
-                key=names[run],
-                workers=workers[number] if workers else None,
-                allow_other_workers=bool(workers),
-                retries=_RETRIES,
-                pure=False,
-                batch_size=batch,
-            )
-    return futures
+    found: list[Future[Any]] = client.map(pickle.loads, sent, key=names, retries=_RETRIES, pure=False, batch_size=batch)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

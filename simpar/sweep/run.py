@@ -39,24 +39,31 @@ def cores() -> int:
 
 
 def in_processes(schedules: Sequence[Schedule], jobs: int) -> Coming:
-    """Yield place and outcome of each schedule as they come.
+    """Yield place and outcome of each schedule as they come. Arguments: ``jobs``, processes at once.
 
-    Neighbours are mostly predicted by one process, which keeps what they share.
-    Arguments: ``jobs``, processes at once. Raises ``RunFailed`` where a process dies.
+    Raises ``RunFailed`` where a process dies.
     """
-    runs = _runs(len(schedules), jobs)
-    processes = start(jobs, _work)
-    # How many rows of its run each process still has.
-    busy = {connection: _give(connection, schedules, runs) for connection in processes}
+    processes = start(jobs, predicting)
     try:
-        while any(busy.values()):
-            for connection in cast(list[Connection], wait([one for one, left in busy.items() if left])):
-                yield received(connection, f'one of {jobs} processes that predict rows')
-                busy[connection] -= 1
-                if not busy[connection]:
-                    busy[connection] = _give(connection, schedules, runs)
+        yield from spread(schedules, [*processes], f'one of {jobs} processes that predict rows')
     finally:
         end(processes)
+
+
+def spread(schedules: Sequence[Schedule], processes: Sequence[Connection], which: str) -> Coming:
+    """The same in processes that are there. Arguments: ``which``, as of ``received``.
+
+    Neighbours are mostly predicted by one process, which keeps what they share.
+    """
+    runs = _runs(len(schedules), len(processes))
+    # How many rows of its run each process still has.
+    busy = {connection: _give(connection, schedules, runs) for connection in processes}
+    while any(busy.values()):
+        for connection in cast(list[Connection], wait([one for one, left in busy.items() if left])):
+            yield received(connection, which)
+            busy[connection] -= 1
+            if not busy[connection]:
+                busy[connection] = _give(connection, schedules, runs)
 
 
 def _runs(rows: int, jobs: int) -> Iterator[range]:
@@ -88,15 +95,15 @@ def received(connection: Connection, which: str) -> Any:
     return found
 
 
-def start(jobs: int, work: Callable[..., None], *others: Any) -> dict[Connection, BaseProcess]:
-    """Processes that do ``work(connection, *others, threshold)``, the garbage collector's as it is here."""
+def start(jobs: int, answering: Callable[[], Callable[[Any], Any]]) -> dict[Connection, BaseProcess]:
+    """Processes, each of which answers lists of questions one by one. Arguments: ``answering`` makes what answers."""
     way = context()
     started: dict[Connection, BaseProcess] = {}
     with uninterrupted():
         for _ in range(jobs):
             mine, other = way.Pipe()
             # As the process that asked: rows make many objects that live long.
-            process = way.Process(target=work, args=(other, *others, gc.get_threshold()), daemon=True)
+            process = way.Process(target=_work, args=(other, answering, gc.get_threshold()), daemon=True)
             process.start()
             # Only the process has it now, so that its death is the end of what can be read.
             other.close()
@@ -137,22 +144,27 @@ def uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(connection: Connection, threshold: tuple[int, int, int]) -> None:
-    """Predict what comes, until the process that asked closes the connection or is gone."""
+def _work(
+    connection: Connection, answering: Callable[[], Callable[[Any], Any]], threshold: tuple[int, int, int]
+) -> None:
+    """Answer what comes, until the process that asked closes the connection or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(*threshold)
-    session = Session()
+    answer = answering()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            for place, schedule in connection.recv():
-                connection.send(_attempted(place, schedule, session))
+            for question in connection.recv():
+                try:
+                    found = answer(question)
+                except Exception as error:
+                    found = error
+                connection.send(found)
 
 
-def _attempted(place: Place, schedule: Schedule, session: Session) -> tuple[Place, Outcome] | Exception:
-    try:
-        return place, predicted(schedule, session)
-    except Exception as error:
-        return error
+def predicting() -> Callable[[tuple[Place, Schedule]], tuple[Place, Outcome]]:
+    """What predicts schedules one after the other, each with its place."""
+    session = Session()
+    return lambda one: (one[0], predicted(one[1], session))
 
 
 Progress = Callable[[int, int], None]

@@ -369,7 +369,7 @@ def read_trace_view(path: Path) -> RankTrace:
     rows = Listed()
     for task in _tasks(path, lasting, process, lanes, [begin for begin, _ in marked]):
         rows.add(*task[:2], rows.code(*task[2:]))
-    if not rows.begin:
+    if not rows.known:
         raise refusal(path, 'has no task of a device', 'record at least one step on the device')
     return RankTrace(
         source=str(path),

@@ -2,20 +2,18 @@
 
 import re
 import sqlite3
-from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from sys import intern
 from typing import Any, Final
 
 import numpy as np
 
 from simpar.errors import refusal
 from simpar.traces import ascend, kineto
-from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NO_STEP, Ints, Listed, RankTrace, table_of
+from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NO_STEP, Ints, Kernels, Listed, RankTrace
 
 NEEDED: Final = ('TASK', 'COMPUTE_TASK_INFO', 'STRING_IDS')
 # A column of text may hold a blob in any row.
@@ -158,21 +156,6 @@ _PROCESS: Final = 2**24
 """Of an id of a thread the lower 24 bits are the thread's own; the rest is its process."""
 
 
-class _Place:
-    """What ran on a device for a process, in columns."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, array[int]] = {name: array('q') for name in ('begin', 'end', 'correlation', 'bytes')}
-        self.texts: dict[str, list[str]] = {name: [] for name in ('stream', 'name', 'shapes')}
-
-    def add(self, *row: Any) -> None:
-        """A row: numbers, then texts, as the columns above."""
-        for column, number in zip(self.numbers.values(), row[:4], strict=True):
-            column.append(number)
-        for told, text in zip(self.texts.values(), row[4:], strict=True):
-            told.append(intern(str(text)))
-
-
 def read_nsys(path: Path, extra: re.Pattern[str] | None = None) -> list[RankTrace]:
     """The kernels of each process and device of a database of Nsight Systems; steps are NVTX ranges ``step 3``.
 
@@ -180,7 +163,7 @@ def read_nsys(path: Path, extra: re.Pattern[str] | None = None) -> list[RankTrac
     Does not model which group a collective is of, which the database does not say.
     """
     there = tables_of(path)
-    found: dict[tuple[int, int], _Place] = defaultdict(_Place)
+    found: dict[tuple[int, int], Listed] = defaultdict(lambda: Listed('correlation', 'bytes'))
     with closing(_open(path)) as data:
         texts = dict(_asked(path, data, 'select id, value from StringIds'))
         gpus = dict(_asked(path, data, 'select id, name from TARGET_INFO_GPU')) if 'TARGET_INFO_GPU' in there else {}
@@ -193,23 +176,26 @@ def read_nsys(path: Path, extra: re.Pattern[str] | None = None) -> list[RankTrac
             for device, process, *numbers, stream, named, shapes in (
                 _each(path, data, question) if table in there else ()
             ):
-                found[process or 0, device].add(*numbers, stream, texts.get(named, named), shapes)
+                called = str(texts.get(named, named))
+                kind = COPY if called in _COPIES else kineto.kind_of_kernel(called, extra)
+                mine = found[process or 0, device]
+                code = mine.code(kind, NO_STEP, called, '', str(stream), '', str(shapes))
+                mine.add(*numbers[:2], code, *numbers[2:])
     # A process may set memory of a device on which it runs no kernel.
-    places = sorted(place for place, mine in found.items() if set(mine.texts['name']) - _COPIES)
+    places = sorted(place for place, mine in found.items() if {told[2] for told in mine.known} - _COPIES)
     if not places:
         raise refusal(path, 'has no kernel of a device', 'record with nsys profile --trace=cuda')
-    return [_of_place(path, places, place, found[place], calls, ranges, gpus, extra) for place in places]
+    return [_of_place(path, places, place, found[place], calls, ranges, gpus) for place in places]
 
 
 def _of_place(
     path: Path,
     places: Sequence[tuple[int, int]],
     place: tuple[int, int],
-    mine: _Place,
+    mine: Listed,
     calls: Ints,
     ranges: Sequence[tuple[Any, ...]],
     gpus: Mapping[int, str],
-    extra: re.Pattern[str] | None,
 ) -> RankTrace:
     """The recording of one process on one device; a file of one rank alone may say its number in its name."""
     process, device = place
@@ -217,37 +203,32 @@ def _of_place(
     devices = [other for _, other in places]
     several, in_name = len(places) > 1, _IN_NAME.search(path.name)
     by_place = device if len(set(devices)) == len(devices) else places.index(place)
-    launch = _launched(mine, calls[calls[:, 1] - calls[:, 1] % _PROCESS == process])
-    names = mine.texts['name']
-    kinds = {name: COPY if name in _COPIES else kineto.kind_of_kernel(name, extra) for name in set(names)}
-    graphs = ('a CUDA graph is one kernel here: record with --cuda-graph-trace=node',) if 'CUDA graph' in kinds else ()
+    kernels = mine.kernels()
+    kernels.launch[:] = _launched(kernels, calls[calls[:, 1] - calls[:, 1] % _PROCESS == process])
+    kernels.step[:] = _step_of(kernels.launch, [mark[1:] for mark in marks])
+    graph = 'CUDA graph' in kernels.name
+    graphs = ('a CUDA graph is one kernel here: record with --cuda-graph-trace=node',) if graph else ()
     by_device = ('the database does not say ranks: they are numbered by device',) if several else ()
-    columns: dict[str, Any] = {
-        'kind': [kinds[name] for name in names],
-        'launch': launch,
-        'step': _step_of(launch, [mark[1:] for mark in marks]),
-    }
     return RankTrace(
         source=str(path),
         format='Nsight Systems',
         rank=by_place if several else int(in_name[1]) if in_name else 0,
         world=len(places) if several else 0,
         device=str(gpus.get(device, '')),
-        kernels=table_of(columns | mine.numbers | mine.texts),
+        kernels=kernels,
         steps=tuple(step for step, _, _ in marks),
         marks=tuple((start, until) for _, start, until in marks),
         notes=(*graphs, *by_device),
     )
 
 
-def _launched(mine: _Place, calls: Ints) -> Ints:
+def _launched(kernels: Kernels, calls: Ints) -> Ints:
     """When the host launched each row; its begin where nothing tells it. Arguments: ``calls`` of its process."""
-    begin, number = np.array(mine.numbers['begin']), np.array(mine.numbers['correlation'])
     if not len(calls):
-        return begin
+        return kernels.begin
     calls = calls[np.argsort(calls[:, 0], kind='stable')]
-    at = np.minimum(np.searchsorted(calls[:, 0], number), len(calls) - 1)
-    return np.where(calls[at, 0] == number, calls[at, 2], begin)
+    at = np.minimum(np.searchsorted(calls[:, 0], kernels.correlation), len(calls) - 1)
+    return np.where(calls[at, 0] == kernels.correlation, calls[at, 2], kernels.begin)
 
 
 def _marks(ranges: Sequence[tuple[Any, ...]]) -> list[tuple[str, int, int]]:

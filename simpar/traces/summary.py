@@ -39,7 +39,7 @@ def figures(kernels: Kernels) -> Figures:
 
 def _figures(begin: Ints, end: Ints, kind: Ints) -> Figures:
     if not len(begin):
-        return Figures(span=0.0, computing=0.0, communication=0.0, overlapped=0.0, exposed=0.0, copies=0.0, idle=0.0)
+        return Figures(**dict.fromkeys(Figures.__slots__, 0.0))
     first = begin.min()
     # From the first begin on: doubles hold nanoseconds of a hundred days, and their sums, exactly.
     times = np.column_stack((begin - first, end - first)).astype(np.float64)
@@ -47,20 +47,16 @@ def _figures(begin: Ints, end: Ints, kind: Ints) -> Figures:
         length(times[rows]) for rows in (kind == COMPUTE, kind == COMMUNICATION, kind != COPY)
     )
     span, busy = float(times[:, 1].max()), length(times)
-    return Figures(
-        **{
-            name: value * NANOSECOND
-            for name, value in (
-                ('span', span),
-                ('computing', computing),
-                ('communication', communication),
-                ('overlapped', computing + communication - both),
-                ('exposed', both - computing),
-                ('copies', busy - both),
-                ('idle', span - busy),
-            )
-        }
+    found = (
+        span,
+        computing,
+        communication,
+        computing + communication - both,
+        both - computing,
+        busy - both,
+        span - busy,
     )
+    return Figures(**{name: value * NANOSECOND for name, value in zip(Figures.__slots__, found, strict=True)})
 
 
 def step_figures(trace: RankTrace) -> Iterator[tuple[str, Figures]]:

@@ -102,36 +102,36 @@ _NAMES: Final = tuple(one.name for one in fields(Kernels))
 
 
 class Listed:
-    """Rows, one after the other; what is alike of them but their times is held once."""
+    """Rows, one after the other; what is alike of them but their numbers is held once.
 
-    def __init__(self) -> None:
-        self.begin, self.end, self.codes = array('q'), array('q'), array('q')
+    Arguments: names of further columns of numbers.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.numbers: dict[str, array[int]] = {name: array('q') for name in ('begin', 'end', 'codes', *names)}
         self.known: dict[tuple[Any, ...], int] = {}
 
     def code(self, *told: Any) -> int:
         """The number of what rows have in common. Arguments: as the columns above, from ``kind`` to ``results``."""
         return self.known.setdefault(told, len(self.known))
 
-    def add(self, begin: int, end: int, code: int) -> None:
-        """One more row."""
-        self.begin.append(begin)
-        self.end.append(end)
-        self.codes.append(code)
+    def add(self, *row: int) -> None:
+        """One more row: its begin, end, code and further numbers."""
+        for column, number in zip(self.numbers.values(), row, strict=True):
+            column.append(number)
 
-    def extend(self, begin: Ints, end: Ints, codes: Ints) -> None:
+    def extend(self, *columns: Ints) -> None:
         """More of them."""
-        for column, more in zip((self.begin, self.end, self.codes), (begin, end, codes), strict=True):
+        for column, more in zip(self.numbers.values(), columns, strict=True):
             column.frombytes(more.tobytes())
 
     def kernels(self, chosen: NDArray[np.bool_] | None = None) -> Kernels:
         """All of them, sorted by begin, or those of some codes."""
-        begin, end, codes = (np.array(column, dtype=np.int64) for column in (self.begin, self.end, self.codes))
+        numbers: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in self.numbers.items()}
         if chosen is not None:
-            begin, end, codes = (column[chosen[codes]] for column in (begin, end, codes))
-        coded = {
-            name: Coded(told, codes) for name, told in zip(_NAMES[2:10], zip(*self.known, strict=True), strict=False)
-        }
-        return table_of({'begin': begin, 'end': end, **coded})
+            numbers = {name: column[chosen[numbers['codes']]] for name, column in numbers.items()}
+        told = zip(_NAMES[2:10], zip(*self.known, strict=True), strict=False)
+        return table_of(numbers | {name: Coded(values, numbers['codes']) for name, values in told})
 
 
 class Coded(NamedTuple):
