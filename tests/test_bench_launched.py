@@ -15,9 +15,10 @@ from executor.bench.items import LEAST, TINY, look_at
 from executor.bench.kinds import Messages, crossing, kinds
 from executor.bench.kinds import program_of as messages_of
 from executor.bench.ranks import HEAD, Journal, Timed, _per_host
-from executor.bench.rounds import Reporter
+from executor.bench.rounds import DEVICE_STEPS, DEVICE_WARM_UP, WARM_UP, Reporter
 from executor.cluster.meeting import Place
 from executor.host import Host
+from executor.state import figures
 from executor.validate import validate
 from simpar.calibrate import calibrate, load_record, write_profile
 from simpar.errors import RunFailed, ScheduleError
@@ -44,8 +45,12 @@ def test_two_ranks_of_torchrun_write_one_profile(tmp_path):
     assert {row.operator for row in record.tables.collective} > {'all_to_all', 'send_recv', 'send'}
 
 
-def test_virtual_accelerators_also_tell_launches_and_the_clock_under_load(tmp_path):
+def test_virtual_accelerators_also_tell_launches_the_clock_under_load_and_the_way_to_the_host(tmp_path):
     record = bench(2, Net(), LEAST, Reporter(), on=look_at('virtual', 'gloo', ''))
+    assert {row['seconds']['n'] for row in record['copies']} == {2 * (DEVICE_STEPS + DEVICE_WARM_UP - WARM_UP)}
+    # What was measured gives way to copies at 50 GB/s behind 10 us.
+    for row in record['copies']:
+        row['seconds'] = figures([1e-5 + row['bytes'] / 50e9])
     (tmp_path / 'record.json').write_text(json.dumps(record))
     write_profile(tmp_path / 'mine.yaml', calibrate(load_record(tmp_path / 'record.json')))
     profile = load_profile(tmp_path / 'mine.yaml')
@@ -53,6 +58,8 @@ def test_virtual_accelerators_also_tell_launches_and_the_clock_under_load(tmp_pa
     # Eagerly, each op is issued by itself; from a graph, none is.
     assert profile.host.issue['eager'].value > profile.host.issue['graph'].value > 0
     assert 0 < profile.device.sustained.value <= 1
+    link = profile.host_link
+    assert (link.bandwidth.value, link.latency.value) == (pytest.approx(50e9, rel=0.01), pytest.approx(1e-5, rel=0.01))
     stack = load_stack(str(tmp_path / 'mine.stack.yaml'))
     assert stack.host.forward.value > 0
     assert any('simulation in Python' in note for note in record['notes'])

@@ -15,11 +15,12 @@ from simpar import plans, workload
 from simpar.cost.compute import NO_WORK, PRODUCTS
 from simpar.hardware.net import Net
 from simpar.lower import lower
+from simpar.lower.passes.offload import IN, OUT
 from simpar.model import Dense, Network, Relu
 from simpar.model.library.blocks import block_network, llama_network
 from simpar.model.library.gpt import Transformer
 from simpar.model.model import AHEAD
-from simpar.program import COLLECTIVES, OpClass, Partition, Phase, Program, ProgramBuilder, Tensor
+from simpar.program import COLLECTIVES, COPY, OpClass, Partition, Phase, Program, ProgramBuilder, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +196,13 @@ def program_of(items: Sequence[Item], world: int, streams: tuple[str, ...] = ())
     # Groups that no op uses cost nothing.
     sizes = [size for size in range(2, world + 1) if world % size == 0]
     ranks = np.arange(world, dtype=np.int32)
-    builder = ProgramBuilder(world, [Partition(partition_name(size), ranks.reshape(-1, size)) for size in sizes])
+    groups = [Partition(partition_name(size), ranks.reshape(-1, size)) for size in sizes]
+    ops = [op for item in items for op in item.ops]
+    ways = [Partition(way, ranks.reshape(-1, 1)) for way in (OUT, IN) if any(op.partition == way for op in ops)]
+    builder = ProgramBuilder(world, groups + ways)
     # Items share operands of one shape (see ``operand``), so that a bench fits in memory.
     for tensor in {tensor.name: tensor for item in items for tensor in item.tensors}.values():
         builder.add_tensor(tensor)
-    ops = [op for item in items for op in item.ops]
     for op in {op.name: op for op in ops}.values():
         builder.add_op_class(op)
     slots = [(op.name, COMPUTE if op.kind == 'compute' else COMMUNICATION, 0, 0) for op in ops]
@@ -207,6 +210,27 @@ def program_of(items: Sequence[Item], world: int, streams: tuple[str, ...] = ())
     streams = streams or tuple(stream for stream in (COMPUTE, COMMUNICATION) if stream in used)
     builder.add_role('all', range(world), slots, streams)
     return builder.build()
+
+
+def copies(size: int) -> list[Item]:
+    """Of so many bytes a copy to the host, and the one back."""
+    there = operand((size // 4,))
+    away = replace(result(f'host.{size}', there.shape), host=True)
+    back = result(f'back.{size}', there.shape)
+    made = [
+        OpClass(
+            f'{way}.{size}',
+            'collective',
+            COPY,
+            'F',
+            bytes=float(size),
+            partition=way,
+            reads=(one.name,),
+            writes=(other.name,),
+        )
+        for way, one, other in ((OUT, there, away), (IN, away, back))
+    ]
+    return [Item('copies', {'way': op.partition, 'bytes': size}, (op,), (there, away, back)) for op in made]
 
 
 def operand(shape: tuple[int, ...], place: int = 0, initial: str = DRAWN, dtype: str = 'fp32') -> Tensor:

@@ -472,7 +472,15 @@ def of_device(timer: Timer, sizes: bench.Sizes, on: bench.On, reporter: Reporter
     reporter.part('clock under load', 1)
     under_load = _under_load(timer, sizes)
     reporter.turn()
-    return {'launches': launches, 'sustained': under_load}
+    return {'launches': launches, 'sustained': under_load, 'copies': _copies(timer, sizes)}
+
+
+def _copies(timer: Timer, sizes: bench.Sizes) -> list[dict[str, Any]]:
+    """Seconds of copies to the host and back, the smallest and the largest of messages."""
+    items = [item for size in (sizes.messages[0], sizes.messages[-1]) for item in bench.copies(size)]
+    run = timer.timed(bench.program_of(items, timer.world), DEVICE_WARM_UP + DEVICE_STEPS)
+    seconds = {name: wall for name, wall, _ in seconds_by_op(run)}
+    return [{**item.key, 'seconds': state.figures(np.maximum(seconds[item.name], 1e-9))} for item in items]
 
 
 def _launch(timer: Timer, mode: str, phase: Phase) -> dict[str, Any]:

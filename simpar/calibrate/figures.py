@@ -136,7 +136,7 @@ def host(record: Record) -> dict[str, Number]:
     for key, phase in (('stack.forward', 'F'), ('stack.backward', 'I')):
         found[key] = _seconds([row for row in eager if row.phase == phase], 'op', f'{CALLS}; phase {phase}')
     found['stack.step'] = _seconds(eager, 'step', 'what steps of few products take beyond them')
-    return found | _sustained(record)
+    return found | _sustained(record) | _host_link(record)
 
 
 def _seconds(rows: Sequence[LaunchRow], what: str, source: str) -> Number:
@@ -155,6 +155,19 @@ def _sustained(record: Record) -> dict[str, Number]:
     kept = min(1.0, row.early.median / row.late.median)
     source = f'products of {row.size} cubed, the last of {row.seconds:g} s of nothing else against the first'
     return {'device.sustained': Number(value=kept, source=source)}
+
+
+def _host_link(record: Record) -> dict[str, Number]:
+    """What copies to the host and back reach, and what each takes however small."""
+    if not record.copies:
+        return {}
+    fit = relative_fit([[1.0, row.bytes] for row in record.copies], [row.seconds.median for row in record.copies])
+    made = Fitted(fit, f'{len(record.copies)} copies to the host and back')
+    quickest = max(row.bytes / row.seconds.median for row in record.copies)
+    return {
+        'host_link.bandwidth': made.number(inverse(fit.values[1], quickest), 'rate', negative=1 in fit.negative),
+        'host_link.latency': made.number(fit.values[0], 'time', negative=0 in fit.negative),
+    }
 
 
 # Figures of the links from a record: inside a host and across hosts, each with its latency and bandwidth.

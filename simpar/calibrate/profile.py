@@ -179,6 +179,7 @@ def _tree(path: Path, calibration: Calibration) -> dict[str, Any]:
         'device': given.get('device') or _device(record, figure),
         'host': given.get('host') or {'mode': 'eager', 'issue': _under(figure, 'host.issue')},
         'links': _links(record, figure),
+        **_host_link(figure),
         'library': {'name': _library(record), 'across': 'flat', 'start': figure['library.start'], **_exchange(record)},
         'slow_down': {
             **given.get('slow_down', {}),
@@ -219,16 +220,18 @@ def _links(record: Record, figure: dict[str, _Leaf]) -> list[dict[str, Any]]:
 
 
 def _link(name: str, devices: int, per: str, figure: dict[str, _Leaf], of: str) -> dict[str, Any]:
+    return {'name': name, 'devices': devices, 'per': per, **_reached(figure, of), 'algorithm': _Leaf({2: 'ring'})}
+
+
+def _host_link(figure: dict[str, _Leaf]) -> dict[str, Any]:
+    """Where copies to the host were measured."""
+    return {'host_link': {'name': 'host', **_reached(figure, 'host_link')}} if 'host_link.latency' in figure else {}
+
+
+def _reached(figure: dict[str, _Leaf], of: str) -> dict[str, _Leaf]:
     bandwidth = figure[f'{of}.bandwidth']
-    return {
-        'name': name,
-        'devices': devices,
-        'per': per,
-        'bandwidth': bandwidth,
-        'share': _Leaf(value=1, source='all of what was measured', grade=bandwidth['grade']),
-        'latency': figure[f'{of}.latency'],
-        'algorithm': _Leaf({2: 'ring'}),
-    }
+    share = _Leaf(value=1, source='all of what was measured', grade=bandwidth['grade'])
+    return {'bandwidth': bandwidth, 'share': share, 'latency': figure[f'{of}.latency']}
 
 
 def _given() -> dict[str, Any]:

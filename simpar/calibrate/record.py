@@ -131,6 +131,15 @@ class Sustained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyRow:
+    """A copy of ``bytes`` to the host, or back."""
+
+    way: Literal['host.out', 'host.in']
+    bytes: Count
+    seconds: Figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """The rows of every table; of emulated compute, of collectives alone."""
 
@@ -182,6 +191,7 @@ class Record:
     library: Word = 'gloo'
     launches: list[LaunchRow] = field(default_factory=list)
     sustained: Sustained | None = None
+    copies: list[CopyRow] = field(default_factory=list)
 
     @property
     def per_host(self) -> int:
