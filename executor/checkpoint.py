@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -207,22 +208,6 @@ class Contents(BaseModel):
     trained: Trained | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What one rank has written: the entries of its file, by name of the tensor."""
-
-    entries: tuple[tuple[str, tuple[int, ...], str, Chunk], ...]
-
-    def packed(self) -> str:
-        """As JSON."""
-        return json.dumps([[name, shape, dtype, chunk.model_dump()] for name, shape, dtype, chunk in self.entries])
-
-    @classmethod
-    def read(cls, text: str) -> Written:
-        """From JSON."""
-        return cls(tuple((name, tuple(shape), dtype, Chunk(**chunk)) for name, shape, dtype, chunk in json.loads(text)))
-
-
 def for_torch(contents: Contents) -> Metadata:
     """The list as torch.distributed.checkpoint reads it; it takes two seconds to import, which other ranks spare."""
     from torch.distributed.checkpoint import metadata as dcp
@@ -249,8 +234,11 @@ _FOLDER: Final = re.compile(r'step-(\d{6,})')
 _FILE: Final = re.compile(r'__\d+_0\.distcp')
 
 
-def write_rank(folder: Path, program: Program, rank: int, held: Mapping[str, torch.Tensor]) -> Written:
-    """Write what a rank holds and no lower rank does, into the folder of a checkpoint that is not yet whole."""
+def write_rank(folder: Path, program: Program, rank: int, held: Mapping[str, torch.Tensor]) -> str:
+    """Write what a rank holds and no lower rank does, into the folder of a checkpoint that is not yet whole.
+
+    Returns the entries of its file as JSON: name, shape and dtype of a tensor, and a ``Chunk``.
+    """
     folder = _unfinished(folder)
     folder.mkdir(parents=True, exist_ok=True)
     name = f'__{rank}_0.distcp'
@@ -263,22 +251,19 @@ def write_rank(folder: Path, program: Program, rank: int, held: Mapping[str, tor
             # Of the bytes in memory: those on the disk may differ already.
             digest = hashlib.sha256(content.getbuffer()).hexdigest()
             length = file.write(content.getbuffer())
-            chunk = Chunk(
-                offsets=piece.offsets, sizes=piece.sizes, file=name, offset=begin, length=length, digest=digest
-            )
-            entries.append((piece.name, piece.shape, str(piece.values.dtype).removeprefix('torch.'), chunk))
+            chunk = {'offsets': piece.offsets, 'sizes': piece.sizes, 'file': name, 'offset': begin, 'length': length}
+            dtype = str(piece.values.dtype).removeprefix('torch.')
+            entries.append((piece.name, piece.shape, dtype, {**chunk, 'digest': digest}))
         file.flush()
         os.fsync(file.fileno())
-    return Written(tuple(entries))
+    return json.dumps(entries)
 
 
-def finish(folder: Path, written: Iterable[Written], contents: Contents) -> Path:
+def finish(folder: Path, written: Iterable[str], contents: Contents) -> Path:
     """Make a checkpoint whole once all ranks have written; removes old ones. Returns its folder."""
     tensors: dict[str, dict[str, Any]] = {}
-    for one in written:
-        for name, shape, dtype, chunk in one.entries:
-            stored = tensors.setdefault(name, {'shape': shape, 'dtype': dtype, 'chunks': []})
-            stored['chunks'].append(chunk)
+    for name, shape, dtype, chunk in chain.from_iterable(map(json.loads, written)):
+        tensors.setdefault(name, {'shape': shape, 'dtype': dtype, 'chunks': []})['chunks'].append(chunk)
     whole = contents.model_copy(update={'tensors': {name: Stored(**of) for name, of in tensors.items()}})
     unfinished = _unfinished(folder)
     _all_here(unfinished, whole)
@@ -389,37 +374,42 @@ def read_rank(folder: Path, contents: Contents, program: Program, rank: int, hel
 
     Raises ``ScheduleError`` where something is missing or has another shape.
     """
-    wanted: dict[Chunk, list[tuple[str, Piece]]] = {}
-    for tensor in persistent(program, rank):
-        for piece in pieces(program, rank, tensor, held[tensor.name]):
-            for chunk in _overlapping(folder, contents, piece):
-                wanted.setdefault(chunk, []).append((piece.name, piece))
-    # File after file, each from its beginning to its end.
-    for chunk in sorted(wanted, key=lambda one: (one.file, one.offset)):
-        values = _values(folder, chunk)
-        for name, piece in wanted[chunk]:
-            if tuple(values.shape) != chunk.sizes:
-                raise _wrong(folder / chunk.file, f'{name} has shape {list(values.shape)}, not {list(chunk.sizes)}')
-            here, there = _common(piece, chunk)
-            piece.values[here].copy_(values[there])
+    of_tensors = (pieces(program, rank, tensor, held[tensor.name]) for tensor in persistent(program, rank))
+    _fill(folder, contents, chain.from_iterable(of_tensors))
 
 
 def parameters_of(folder: Path, contents: Contents, program: Program) -> dict[str, torch.Tensor]:
     """The full parameters of a checkpoint, by the names that the program has for them."""
-    names = [one.name for one in program.tensors if one.kind == 'parameter' and not one.members]
-    names += [member for one in program.tensors if one.kind == 'parameter' for member in one.members]
-    found = {program.tensor[name].like or name: program.tensor[name].shape for name in names}
-    return {name: _full(folder, contents, name, tuple(shape)) for name, shape in found.items()}
+    found = {}
+    for tensor in program.tensors:
+        for name in (tensor.members or (tensor.name,)) if tensor.kind == 'parameter' else ():
+            weight = program.tensor[name]
+            own, shape = module_name(weight.like or name), tuple(weight.shape)
+            dtype = getattr(torch, contents.tensors[own].dtype) if own in contents.tensors else torch.float32
+            found[weight.like or name] = Piece(own, shape, (0,) * len(shape), shape, torch.empty(shape, dtype=dtype))
+    _fill(folder, contents, found.values())
+    return {name: piece.values for name, piece in found.items()}
 
 
-def _full(folder: Path, contents: Contents, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    own = module_name(name)
-    dtype = getattr(torch, contents.tensors[own].dtype) if own in contents.tensors else torch.float32
-    piece = Piece(own, shape, tuple(0 for _ in shape), shape, torch.empty(shape, dtype=dtype))
-    for chunk in _overlapping(folder, contents, piece):
-        here, there = _common(piece, chunk)
-        piece.values[here].copy_(_values(folder, chunk)[there])
-    return piece.values
+def _fill(folder: Path, contents: Contents, wanted: Iterable[Piece]) -> None:
+    """Fill boxes of tensors from a checkpoint."""
+    of_chunks: dict[Chunk, list[Piece]] = {}
+    for piece in wanted:
+        for chunk in _overlapping(folder, contents, piece):
+            of_chunks.setdefault(chunk, []).append(piece)
+    # File after file, each from its beginning to its end.
+    for chunk in sorted(of_chunks, key=lambda one: (one.file, one.offset)):
+        values = _values(folder, chunk)
+        for piece in of_chunks[chunk]:
+            if tuple(values.shape) != chunk.sizes:
+                what = f'{piece.name} has shape {list(values.shape)}, not {list(chunk.sizes)}'
+                raise _wrong(folder / chunk.file, what)
+            both = _overlap(piece, chunk)
+            here, there = (
+                tuple(slice(low - at, high - at) for (low, high), at in zip(both, corner, strict=True))
+                for corner in (piece.offsets, chunk.offsets)
+            )
+            piece.values[here].copy_(values[there])
 
 
 def _overlapping(folder: Path, contents: Contents, piece: Piece) -> list[Chunk]:
@@ -431,7 +421,7 @@ def _overlapping(folder: Path, contents: Contents, piece: Piece) -> list[Chunk]:
     if stored.shape != piece.shape:
         raise _wrong(folder / LIST, f'{piece.name} has shape {list(stored.shape)}, the model {list(piece.shape)}')
     found = [chunk for chunk in stored.chunks if all(low < high for low, high in _overlap(piece, chunk))]
-    covered = sum(_product(high - low for low, high in _overlap(piece, chunk)) for chunk in found)
+    covered = sum(math.prod(high - low for low, high in _overlap(piece, chunk)) for chunk in found)
     if covered != piece.values.numel():
         raise _wrong(folder / LIST, f'{piece.name} is not whole: {covered} of {piece.values.numel()} elements')
     return found
@@ -443,21 +433,6 @@ def _overlap(piece: Piece, chunk: Chunk) -> list[tuple[int, int]]:
         (max(mine, theirs), min(mine + size, theirs + length))
         for mine, size, theirs, length in zip(piece.offsets, piece.sizes, chunk.offsets, chunk.sizes, strict=True)
     ]
-
-
-def _common(piece: Piece, chunk: Chunk) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """What both have, as indices into each."""
-    both = _overlap(piece, chunk)
-    here = tuple(slice(low - at, high - at) for (low, high), at in zip(both, piece.offsets, strict=True))
-    there = tuple(slice(low - at, high - at) for (low, high), at in zip(both, chunk.offsets, strict=True))
-    return here, there
-
-
-def _product(sizes: Iterable[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
 
 
 def _values(folder: Path, chunk: Chunk) -> torch.Tensor:

@@ -139,41 +139,40 @@ def _train(options: argparse.Namespace, launch: Launch | None, job: Job) -> int:
     )  # fmt: skip
     if not speaks:
         return 0
-    if options.save_state:
-        kept = state.by_module(result) if options.module else result
-        state.save_state(options.save_state, kept, program=job.program.hash, seed=options.seed)
+    _save_state(options, job.program, result)
     last = checkpoint.latest(options.checkpoint)
     if options.json:
         told = {'program': job.program.hash, 'ranks': job.program.world, 'losses': list(result.losses)}
         print(json.dumps({**told, 'from': str(begun or ''), 'checkpoint': str(last)}, ensure_ascii=False))
     else:
-        print(f'loss {result.losses[0]:.6g}, after {len(result.losses)} steps {result.losses[-1]:.6g}; last: {last}')
+        print(f'{_losses(result)}; last: {last}')
     return 0
+
+
+def _save_state(options: argparse.Namespace, program: Program, result: state.Result) -> None:
+    if options.save_state:
+        kept = state.by_module(result) if options.module else result
+        state.save_state(options.save_state, kept, program=program.hash, seed=options.seed)
+
+
+def _losses(result: state.Result) -> str:
+    return f'loss {result.losses[0]:.6g}, after {len(result.losses)} steps {result.losses[-1]:.6g}'
 
 
 def request_of(options: argparse.Namespace, job: Job) -> Request:
     """What every rank is asked to run."""
+    same = ('compute', 'steps', 'seed', 'dtype', 'device', 'transport', 'issue')
+    # The profile's link to the host is paced where the network is.
+    link = job.case.cluster.profile.host_link if job.case and options.net.kind == 'paced' else None
     return Request(
-        compute=options.compute,
+        **{name: getattr(options, name) for name in same},
         costs=job.costs,
-        steps=options.steps,
-        seed=options.seed,
-        dtype=options.dtype,
         keep=options.save_state is not None,
         favour=options.favour_communication,
-        device=options.device,
-        transport=options.transport,
-        issue=options.issue,
         work_queues=job.work_queues,
         room=options.device_memory,
-        to_host=_to_host(options, job),
+        to_host=(link.latency.value, link.bandwidth.value * link.share.value) if link else None,
     )
-
-
-def _to_host(options: argparse.Namespace, job: Job) -> tuple[float, float] | None:
-    """Latency and rate of the profile's link to the host, which is paced where the network is."""
-    link = job.case.cluster.profile.host_link if job.case and options.net.kind == 'paced' else None
-    return (link.latency.value, link.bandwidth.value * link.share.value) if link else None
 
 
 def load_job(options: argparse.Namespace) -> Job:
@@ -185,10 +184,7 @@ def load_job(options: argparse.Namespace) -> Job:
         program = _function(options.job)()
         return Job(program, _function(options.costs)(program) if emulated else None)
     # On the same network as the prediction: costs say how much of a link a collective can take.
-    case = on_net(
-        load_case(options.job, options.set, limit=size.parse_limit(options.limit), module=draws.module_of(options)),
-        options.net,
-    )
+    case = on_net(_case(options), options.net)
 
     def job_of(one: Case) -> Job:
         queues = one.cluster.queues_asked
@@ -202,6 +198,11 @@ def load_job(options: argparse.Namespace) -> Job:
         return job_of(case)
     # The plan itself, where it has no baseline or is to be compared with itself.
     return replace(job_of(case), baseline=job_of(case if options.against_itself else case.baseline or case))
+
+
+def _case(options: argparse.Namespace) -> Case:
+    limit = size.parse_limit(options.limit)
+    return load_case(options.job, options.set, limit=limit, module=draws.module_of(options))
 
 
 def _function(reference: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
@@ -289,9 +290,7 @@ def _show(options: argparse.Namespace, executions: Sequence[state.Execution]) ->
     for path, one in zip((options.save, options.save_baseline), executions, strict=False):
         if path:
             trace_files.save_trace(path, replace(trace_files.to_saved(one.trace), net=options.net.flag))
-    if options.save_state:
-        kept = state.by_module(execution) if options.module else execution
-        state.save_state(options.save_state, kept, program=trace.program.hash, seed=options.seed)
+    _save_state(options, trace.program, execution)
     emulated = trace.origin == 'emulated'
     notes = [
         *dict.fromkeys(note for one in executions for note in one.notes),
@@ -315,7 +314,7 @@ def _show(options: argparse.Namespace, executions: Sequence[state.Execution]) ->
     if not options.measured:
         print(f'cold step {units.format_time(trace.cold_step)}{_steady(trace)}')
     if execution.losses:
-        print(f'loss {execution.losses[0]:.6g}, after {len(execution.losses)} steps {execution.losses[-1]:.6g}')
+        print(_losses(execution))
     for note in notes:
         print(f'note: {note}')
 
@@ -466,7 +465,7 @@ def _show_places(places: list[meeting.Place], needs: list[int], notes: tuple[str
 
 def check_numerics(options: argparse.Namespace) -> int:
     """Train in process, compare with the unsharded model; raises ``NumericsWrong`` where they differ."""
-    case = load_case(options.job, options.set, limit=size.parse_limit(options.limit), module=draws.module_of(options))
+    case = _case(options)
     report = numerics.check(case.program, case.schedule.workload, case.schedule.plan, options.steps, options.seed)
     worst = report.worst
     if options.json:
@@ -490,7 +489,7 @@ def dry_run_job(options: argparse.Namespace) -> int:
     # It imports parts of torch that no other verb needs.
     from executor.virtual.dry_run import check_time, dry_run
 
-    case = load_case(options.job, options.set, limit=size.parse_limit(options.limit), module=draws.module_of(options))
+    case = _case(options)
     check_time(case.program, size.parse_limit([DRY_RUN, *options.limit]))
     try:
         found = dry_run(case.program, options.device, dtype=options.dtype)

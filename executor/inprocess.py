@@ -66,39 +66,26 @@ class InProcess(walk.Walk):
     Arguments:
         seed: the seed of weights and inputs.
         dtype: takes the place of every floating dtype; None keeps the program's own.
-        first: the number of the first step, where a training goes on.
         room: bytes that each device has; 0: as many as it needs.
+        starts: what each rank begins with, in place of all these.
     """
 
     def __init__(
-        self,
-        program: Program,
-        seed: int = 0,
-        dtype: torch.dtype | None = torch.float64,
-        *,
-        first: int = 0,
-        room: int = 0,
-    ) -> None:
+        self, program: Program, seed: int = 0, dtype: torch.dtype | None = torch.float64, *, room: int = 0,
+        starts: Sequence[Start] = (),
+    ) -> None:  # fmt: skip
         super().__init__(program)
-        self._batches: dict[int, draws.Batch] = {}
-        starts = [
-            Start(program, rank, seed, dtype, first=first, batches=self._batches, room=room)
-            for rank in range(program.world)
-        ]
-        self._first = first
+        starts = starts or [Start(program, rank, seed, dtype, room=room) for rank in range(program.world)]
         self._ranks = [Computation(start, Memory(start)) for start in starts]
         self._done = 0
 
-    def run(self, steps: int = 1, batches: Sequence[draws.Batch] = ()) -> state.Result:
+    def run(self, steps: int = 1) -> state.Result:
         """Train ``steps`` more steps.
 
-        Arguments: ``batches``, the user's own, one a step.
         Raises: Deadlock where no stream can go on; ProgramError where an op reads what is not there or ranks meet in
         different collectives; NumericsWrong where replicas of a tensor differ.
         """
         first, self._done = self._done, self._done + steps
-        self._batches.clear()
-        self._batches.update(enumerate(batches, self._first + first))
         for rank in self._ranks:
             rank.remembered = self._done - 1
         # Backward ops are part of the program, so autograd would only hold memory.

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -118,17 +118,8 @@ def parser() -> argparse.ArgumentParser:
     for name, text in VERBS.items():
         add_flags(verbs.add_parser(name, help=text, description=text, allow_abbrev=False), name)
     # What a run takes besides, and hosts need not agree on.
-    verbs.choices['preflight'].set_defaults(
-        compute='real',
-        net=Net(),
-        steps=1,
-        save_state=None,
-        favour_communication=False,
-        costs='',
-        save_baseline=None,
-        time_ops=None,
-        device_memory=0,
-    )
+    wanted = {one.name: getattr(Wanted(), one.name) for one in fields(Wanted)}
+    verbs.choices['preflight'].set_defaults(**wanted, steps=1, save_state=None, costs='', save_baseline=None)
     return top
 
 

@@ -75,19 +75,14 @@ class Packing:
         if not self.reads:
             return list(tensors)
         rest = iter(tensors)
-        return [_pack(one, list(islice(rest, one.members))) for one in self.reads]
+        groups = [(one, list(islice(rest, one.members))) for one in self.reads]
+        return [own[0] if one.length is None else pack(own, one.length) for one, own in groups]
 
     def unpacked(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Unpack what the op makes into what the op writes."""
         if not self.makes:
             return list(results)
         return [part for one, result in zip(self.makes, results, strict=True) for part in _unpack(one, result)]
-
-
-def _pack(one: Buffer, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    if one.length is None:
-        return tensors[0]
-    return pack(tensors, one.length)
 
 
 def pack(tensors: Sequence[torch.Tensor], length: int) -> torch.Tensor:
@@ -117,9 +112,8 @@ def members_of(
     Raises ``NumericsWrong`` where there is anything but zeros in the padding.
     """
     one = buffer(program, tensor)
-    partition = program.partitions[tensor.splits[-1].partition]
     found: dict[str, dict[int, torch.Tensor]] = {name: {} for name in tensor.members}
-    for group in partition.groups_GP.tolist():
+    for group in program.partitions[tensor.splits[-1].partition].groups_GP.tolist():
         # Groups of which no rank holds the tensor (another stage) are left out.
         if all(rank in shares for rank in group):
             full = torch.cat([shares[rank] for rank in group])
@@ -188,6 +182,12 @@ def bounds(program: Program, tensor: Tensor, rank: int) -> tuple[slice, ...]:
         # A dim may be split twice (data and tensor); the second split works inside of the first.
         first[split.dim] += partition.place(rank)[1] * length[split.dim]
     return tuple(slice(begin, begin + size) for begin, size in zip(first, length, strict=True))
+
+
+def shape_of_step(program: Program, tensor: Tensor) -> Shape:
+    """The shape of an input of a whole step: all micro-batches, copies and ranks."""
+    first, *rest = tensor.shape
+    return (first * (1 if tensor.like else program.micro_batches), *rest)
 
 
 def initial(program: Program, tensor: Tensor, rank: int, seed: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -330,54 +330,40 @@ def persistent(program: Program, rank: int) -> Iterator[Tensor]:
 
 def names(program: Program) -> set[str]:
     """The names of all pieces of a program: those of weights and of their states, the same in every plan."""
-    found: set[str] = set()
-    for tensor in program.tensors:
-        if tensor.kind in ('parameter', 'state'):
-            found.update(_names(program, tensor))
-    return found
+    lasting = (tensor for tensor in program.tensors if tensor.kind in ('parameter', 'state'))
+    return {name for tensor in lasting for name, _ in _weights(program, tensor)}
 
 
-def _names(program: Program, tensor: Tensor) -> Iterator[str]:
+def _weights(program: Program, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The weights, or their states, that a tensor has: by the module's own name, where the model is one."""
     if tensor.name.startswith(f'{COUNT}:'):
-        return (module_name(f'{COUNT}:{weight}') for weight in _counted(program, tensor.name))
+        return ((module_name(f'{COUNT}:{weight}'), tensor) for weight in _counted(program, tensor.name))
     if not tensor.members:
-        return iter((module_name(tensor.name),))
+        return iter(((module_name(tensor.name), tensor),))
     kind = f'{tensor.name.partition(":")[0]}:' if tensor.kind == 'state' else ''
-    return (module_name(f'{kind}{program.tensor[name].like or name}') for name in tensor.members)
+    members = map(program.tensor.__getitem__, tensor.members)
+    return ((module_name(f'{kind}{one.like or one.name}'), one) for one in members)
 
 
 def pieces(program: Program, rank: int, tensor: Tensor, values: torch.Tensor) -> Iterator[Piece]:
     """The boxes that a rank holds of a tensor; a tensor of several weights in one buffer gives those of each weight."""
-    if tensor.name.startswith(f'{COUNT}:'):
-        for weight in _counted(program, tensor.name):
-            yield Piece(module_name(f'{COUNT}:{weight}'), (1,), (0,), (1,), values)
-        return
-    if not tensor.members:
-        where = bounds(program, tensor, rank)
-        yield _box(tensor.name, tensor.shape, tuple(part.start for part in where), values)
-        return
-    kind = f'{tensor.name.partition(":")[0]}:' if tensor.kind == 'state' else ''
+    shapes = buffer(program, tensor).shapes
     # A rank holds one stretch of the flat buffer, which begins and ends anywhere in a weight.
-    (stretch,) = bounds(program, tensor, rank)
-    first = 0
-    for name, shape in zip(tensor.members, buffer(program, tensor).shapes, strict=True):
+    stretch, first = bounds(program, tensor, rank)[0] if shapes else slice(0, 0), 0
+    for index, (name, member) in enumerate(_weights(program, tensor)):
+        corner = [part.start for part in bounds(program, member, rank)]
+        if not shapes:
+            yield Piece(name, member.shape, tuple(corner), tuple(values.shape), values)
+            continue
+        shape = shapes[index]
         begin, end = max(stretch.start, first), min(stretch.stop, first + prod(shape))
-        if begin < end:
-            member = program.tensor[name]
-            corner = [part.start for part in bounds(program, member, rank)]
-            own = values.view(-1)[begin - stretch.start : end - stretch.start]
-            at = 0
-            for offsets, sizes in boxes(shape, begin - first, end - first):
-                box = own[at : at + prod(sizes)].view(sizes)
-                place = tuple(low + more for low, more in zip(corner, offsets, strict=True))
-                yield _box(f'{kind}{member.like or name}', member.shape, place, box)
-                at += prod(sizes)
+        at = begin - stretch.start
+        for offsets, sizes in boxes(shape, begin - first, end - first):
+            box = values.view(-1)[at : at + prod(sizes)].view(sizes)
+            place = tuple(low + more for low, more in zip(corner, offsets, strict=True))
+            yield Piece(name, member.shape, place, sizes, box)
+            at += prod(sizes)
         first += prod(shape)
-
-
-def _box(name: str, shape: Offsets, offsets: Offsets, values: torch.Tensor) -> Piece:
-    # By the module's own name, where the model is one.
-    return Piece(module_name(name), tuple(shape), offsets, tuple(values.shape), values)
 
 
 def boxes(shape: Offsets, begin: int, end: int) -> Iterator[tuple[Offsets, Offsets]]:

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -12,11 +12,13 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from executor import checkpoint as checkpoints
-from executor import draws, inprocess, state, tensors, validate
-from executor.checkpoint import Contents, Trained, Written, contents_of, finish, read_rank, write_rank
+from executor import draws, state, tensors, validate
+from executor.checkpoint import Contents, Trained, write_rank
 from executor.cluster import Launch, detect, external
+from executor.inprocess import InProcess
 from executor.options import Wanted, in_one_process
 from executor.ranks.pool import Pool
+from executor.ranks.real import Start
 from executor.ranks.request import Request, Stretch
 from executor.virtual.transport import VirtualWorld
 from simpar.case import Case, load_case
@@ -37,29 +39,24 @@ def inputs_of(program: Program) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in inputs.items() if AHEAD not in name}
 
 
-def shape_of(program: Program, tensor: Tensor) -> tuple[int, ...]:
-    """The shape of an input of a whole step: all micro-batches, copies and ranks."""
-    first, *rest = tensor.shape
-    return (first * program.micro_batches, *rest)
-
-
 def checked(program: Program, step: int, given: Any) -> draws.Batch:
     """A batch by the names of the program's inputs.
 
     Raises ``ScheduleError`` with everything that does not fit.
     """
     wanted = inputs_of(program)
-    batch = given if isinstance(given, Mapping) else dict(zip(wanted, _several(given), strict=False))
-    many = len(batch) if isinstance(given, Mapping) else len(_several(given))
-    known = ', '.join(f'{name} {list(shape_of(program, tensor))}' for name, tensor in wanted.items())
+    several = [given] if isinstance(given, torch.Tensor) or not isinstance(given, Sequence | Mapping) else given
+    batch = several if isinstance(several, Mapping) else dict(zip(wanted, several, strict=False))
+    known = ', '.join(f'{name} {list(tensors.shape_of_step(program, tensor))}' for name, tensor in wanted.items())
     where = f'data, batch {step}'
     problems = [
         Problem(where, f'has no input {name!r}', f'give {_ORDER}: {known}') for name in wanted if name not in batch
     ]
     problems += [Problem(where, f'has {name!r}, which the model does not read', f'give {known}') for name in batch
                  if name not in wanted]  # fmt: skip
-    if many > len(wanted) and not isinstance(given, Mapping):
-        problems.append(Problem(where, f'has {many} tensors, the model reads {len(wanted)}', f'give {_ORDER}: {known}'))
+    if len(several) > len(wanted) and not isinstance(given, Mapping):
+        what = f'has {len(several)} tensors, the model reads {len(wanted)}'
+        problems.append(Problem(where, what, f'give {_ORDER}: {known}'))
     for name, tensor in wanted.items():
         if name in batch and (what := _unfit(program, tensor, batch[name])):
             problems.append(Problem(f'{where}, {name}', what, f'the schedule asks for {known}'))
@@ -67,16 +64,12 @@ def checked(program: Program, step: int, given: Any) -> draws.Batch:
     return {name: batch[name].detach().cpu() for name in wanted}
 
 
-def _several(given: Any) -> Sequence[Any]:
-    return [given] if isinstance(given, torch.Tensor) or not isinstance(given, Sequence) else given
-
-
 def _unfit(program: Program, tensor: Tensor, value: Any) -> str:
     """What is wrong with the value of an input; empty where nothing is."""
     if not isinstance(value, torch.Tensor):
         return f'is {type(value).__name__}, not a tensor'
-    if tuple(value.shape) != shape_of(program, tensor):
-        return f'has shape {list(value.shape)}, not {list(shape_of(program, tensor))}'
+    if tuple(value.shape) != tensors.shape_of_step(program, tensor):
+        return f'has shape {list(value.shape)}, not {list(tensors.shape_of_step(program, tensor))}'
     if value.is_floating_point() != tensors.TORCH[tensor.dtype].is_floating_point:
         return f'is {str(value.dtype).removeprefix("torch.")}, not {tensor.dtype}'
     how, _, number = tensor.initial.partition('@')[0].partition(':')
@@ -114,39 +107,22 @@ Runner = AbstractContextManager[Perform]
 
 
 @contextmanager
-def in_process(program: Program) -> Iterator[Perform]:
-    """All ranks in this process."""
-    machine: inprocess.InProcess | None = None
-
-    def perform(request: Request) -> state.Result:
-        nonlocal machine
-        stretch = request.stretch or Stretch()
-        if machine is None:
-            dtype = tensors.TORCH[request.dtype] if request.dtype else None
-            machine = inprocess.InProcess(program, request.seed, dtype, first=stretch.first)
-            if stretch.source:
-                folder = Path(stretch.source)
-                contents = contents_of(folder)
-                for rank, held in enumerate(machine.held):
-                    read_rank(folder, contents, program, rank, held)
-        result = machine.run(request.steps, stretch.batches)
-        _save(program, request, result, machine.held)
-        return result
-
-    yield perform
-
-
-@contextmanager
-def on_virtual(program: Program) -> Iterator[Perform]:
-    """All ranks on virtual accelerators of this process."""
+def in_process(program: Program, *, virtual: bool) -> Iterator[Perform]:
+    """All ranks in this process, or on virtual accelerators of it."""
     held: list[dict[str, torch.Tensor]] | None = None
 
     def perform(request: Request) -> state.Result:
         nonlocal held
-        world = VirtualWorld(program, request, held=held)
-        result = world.run(keep=request.keep)
-        held = [one.held() for one in world.ranks]
-        _save(program, request, result, held)
+        result: state.Result
+        if virtual:
+            world = VirtualWorld(program, request, held=held)
+            result, held = world.run(keep=request.keep), [one.held() for one in world.ranks]
+        else:
+            starts = [Start.of(program, rank, request, held[rank] if held else None) for rank in range(program.world)]
+            machine = InProcess(program, starts=starts)
+            result, held = machine.run(request.steps), machine.held
+        folder = Path(request.stretch.save if request.stretch else '')
+        _join(program, request, result, (write_rank(folder, program, rank, own) for rank, own in enumerate(held)))
         return result
 
     yield perform
@@ -166,29 +142,19 @@ def of_launch(launch: Launch, program: Program, timeout: float) -> Iterator[Perf
         yield lambda request: perform(request, _finish_of(program, request)) or state.Result((), {}, {})
 
 
-def _save(program: Program, request: Request, result: state.Result, held: Sequence[Mapping[str, torch.Tensor]]) -> None:
-    """Write the checkpoint of a stretch, if one is due, of what all ranks hold."""
-    folder = Path(request.stretch.save if request.stretch else '')
-    _join(program, request, result, (write_rank(folder, program, rank, own) for rank, own in enumerate(held)))
-
-
 def _finish_of(program: Program, request: Request) -> state.Finish:
     """What makes the checkpoint of a stretch whole, if one is due."""
-    return lambda result, ranks: _join(program, request, result, (Written.read(one.written) for one in ranks))
+    return lambda result, ranks: _join(program, request, result, (one.written for one in ranks))
 
 
-def _join(program: Program, request: Request, result: state.Result, written: Iterable[Written]) -> None:
+def _join(program: Program, request: Request, result: state.Result, written: Iterable[str]) -> None:
     stretch = request.stretch
     if stretch and stretch.save:
+        done, losses = stretch.first + request.steps, (*stretch.losses, *result.losses)
         contents = Contents(
-            step=stretch.first + request.steps,
-            seed=request.seed,
-            program=program.hash,
-            losses=(*stretch.losses, *result.losses),
-            tensors={},
-            trained=stretch.trained,
+            step=done, seed=request.seed, program=program.hash, losses=losses, tensors={}, trained=stretch.trained
         )
-        finish(Path(stretch.save), written, contents)
+        checkpoints.finish(Path(stretch.save), written, contents)
 
 
 # ``train``: train a schedule, with the user's own module and data, and keep what came of it, by one call.
@@ -254,7 +220,8 @@ def train(
     wanted = Wanted(device, transport)
     wanted.check(launch.by if launch else '', processes=processes)
     runner = _runner(program, launch, timeout, wanted, processes=processes)
-    training = _Training(case, steps, seed, dtype, root, every, wanted)
+    request = Request(steps=steps, seed=seed, dtype=dtype, device=device, transport=transport)
+    training = _Training(case, request, root, every)
     first = not launch or launch.rank == 0
     try:
         with checkpoints.locked(root) if root and first else nullcontext():
@@ -278,52 +245,44 @@ def _case(file: str | os.PathLike[str] | Case, overrides: Sequence[str], module:
 
 def _runner(program: Program, launch: Launch | None, timeout: float, wanted: Wanted, *, processes: bool) -> Runner:
     validate.validate(program)
-    if in_one_process(wanted):
-        return on_virtual(program)
+    virtual = in_one_process(wanted)
+    if virtual or not processes:
+        return in_process(program, virtual=virtual)
     if launch is not None:
         return of_launch(launch, program, timeout)
-    if processes:
-        return of_pool(Pool(program.world, timeout=timeout), program)
-    return in_process(program)
+    return of_pool(Pool(program.world, timeout=timeout), program)
 
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """A training from one checkpoint to the next; arguments as of ``train``."""
+    """A training from one checkpoint to the next; ``request`` is for all of its steps."""
 
     case: Case
-    steps: int
-    seed: int
-    dtype: str
+    request: Request
     root: Path | None
     every: int
-    wanted: Wanted
 
     def run(self, runner: Runner, data: Iterable[Given] | None, *, first: bool) -> state.Result:
         """Train. Arguments: ``first``, whether this process speaks for the run."""
-        trained = Trained.of(self.case, self.dtype, own=data is not None)
+        steps, trained = self.request.steps, Trained.of(self.case, self.request.dtype, own=data is not None)
         begun = self._begun(trained, first=first)
         # Of the ranks that a launcher has started, the first alone knows losses.
         losses = begun.losses if begun and first else ()
         done = begun.step if begun else 0
         batches = None if data is None else skipped(data, done)
         source = str(checkpoints.folder_of(self.root, done)) if self.root and begun else ''
-        if begun and done >= self.steps:
+        if begun and done >= steps:
             whole = checkpoints.parameters_of(Path(source), begun, self.case.program)
-            return state.Result(losses[: self.steps], whole if first else {}, {})
+            return state.Result(losses[:steps], whole if first else {}, {})
         last = state.Result((), {}, {})
         with runner as perform:
-            while done < self.steps:
-                count = min(self._length(done, data is not None), self.steps - done)
+            while done < steps:
+                count = min(self._length(done, data is not None), steps - done)
                 until = done + count
                 save = str(checkpoints.folder_of(self.root, until)) if self.root else ''
                 own = () if batches is None else self._batches(batches, done, count)
-                request = Request(
-                    steps=count, seed=self.seed, dtype=self.dtype, keep=until == self.steps,
-                    stretch=Stretch(done, source, save, own, losses, trained),
-                    device=self.wanted.device, transport=self.wanted.transport,
-                )  # fmt: skip
-                last = perform(request)
+                stretch = Stretch(done, source, save, own, losses, trained)
+                last = perform(replace(self.request, steps=count, keep=until == steps, stretch=stretch))
                 losses, done, source = losses + last.losses, until, ''
         return state.Result(losses, last.parameters, last.gradients)
 
@@ -337,8 +296,8 @@ class _Training:
         if folder is None:
             return None
         found = checkpoints.contents_of(folder)
-        if found.seed != self.seed:
-            what = f'was trained with seed {found.seed}, not {self.seed}'
+        if found.seed != self.request.seed:
+            what = f'was trained with seed {found.seed}, not {self.request.seed}'
             raise refusal(folder, what, 'give the same seed, or another folder')
         if found.trained is not None:
             trained.check(found.trained, self.case.schedule, folder)
@@ -352,10 +311,10 @@ class _Training:
         """Steps until the next checkpoint, or until more data are read."""
         if self.root is not None:
             return self.every - done % self.every
-        return FEW if given else self.steps
+        return FEW if given else self.request.steps
 
     def _batches(self, data: Iterator[Given], done: int, count: int) -> tuple[draws.Batch, ...]:
         found = tuple(checked(self.case.program, done + at, one) for at, one in enumerate(islice(data, count)))
         if len(found) < count:
-            raise ended(done + len(found), self.steps)
+            raise ended(done + len(found), self.request.steps)
         return found

@@ -247,6 +247,13 @@ def communicators(program: Program) -> list[tuple[Partition, str]]:
     return [(program.partitions[partition], stream) for partition, stream in sorted(found)]
 
 
+def groups(program: Program) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """The groups of several ranks of each communicator, in a fixed order: all ranks must make all groups."""
+    for partition, stream in communicators(program):
+        for members in partition.groups_GP.tolist() if partition.size > 1 else ():
+            yield partition.name, stream, tuple(members)
+
+
 def events(program: Program, rank: int, partition: str, stream: str) -> list[Event]:
     """What a rank does on one communicator in one step, in order."""
     role = program.role(rank)

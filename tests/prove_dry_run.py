@@ -76,8 +76,8 @@ def spoiled_kernel(how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[ran
                 if self._start.rank == rank:
                     self._bound |= {one: bind(program, ops[one], wrong, self._start.dtype) for one in alike}
 
-        def wrong(op: Any, where: Any, tensors: Any) -> Any:
-            first, *rest = right(op, where, tensors)
+        def wrong(op: Any, where: Any, *tensors: Any) -> Any:
+            first, *rest = right(op, where, *tensors)
             return [how(first), *rest]
 
         return type('Spoiled', (DryIssuer,), {'computation_of': Computation})

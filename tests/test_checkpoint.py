@@ -187,8 +187,8 @@ def test_what_was_not_finished_is_no_checkpoint(tmp_path):
 
 
 def test_a_folder_that_hosts_do_not_share_is_named(tmp_path):
-    chunk = checkpoint.Chunk(offsets=(0,), sizes=(1,), file='__3_0.distcp', offset=0, length=9)
-    written = checkpoint.Written((('w', (1,), 'float32', chunk),))
+    chunk = {'offsets': [0], 'sizes': [1], 'file': '__3_0.distcp', 'offset': 0, 'length': 9}
+    written = json.dumps([['w', [1], 'float32', chunk]])
     whole = checkpoint.Contents(step=1, seed=0, program='', losses=(), tensors={})
     with pytest.raises(ScheduleError, match=r'__3_0\.distcp is not there: its rank wrote on another disk'):
         checkpoint.finish(tmp_path / 'step-000001', [written], whole)

@@ -114,7 +114,7 @@ def test_a_copy_that_the_host_waits_for_is_named(monkeypatch):
 def changed(monkeypatch, operator, phase, how):
     right = kernels.KERNELS[operator, phase]
     monkeypatch.setitem(
-        kernels.KERNELS, (operator, phase), lambda op, where, tensors: how(where, right(op, where, tensors))
+        kernels.KERNELS, (operator, phase), lambda op, where, *tensors: how(where, right(op, where, *tensors))
     )
 
 

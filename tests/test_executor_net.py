@@ -14,7 +14,7 @@ from jump_clock import JumpClock
 from paced_links import prove
 
 from executor.host import Clock, offset_by_ping
-from executor.ranks.collectives import Link, fair_speeds
+from executor.ranks.collectives import Link
 from executor.ranks.emulated import Busy, VirtualDevice, stretched_end
 from simpar.hardware.net import Net, parse_net
 
@@ -47,22 +47,6 @@ def test_other_networks_are_refused_with_what_to_write(text):
 
 
 # sharing a link
-
-demands = st.lists(
-    st.tuples(st.sampled_from([1 / 8, 1 / 4, 1 / 2, 1.0]), st.sampled_from([0.25, 0.5, 1.0])), min_size=1, max_size=6
-)
-
-
-@given(demands)
-def test_speeds_on_a_link_are_max_min_fair(flows):
-    """Within capacity and caps; who could go faster is held by a full link, and is no slower than any."""
-    shares, caps = zip(*flows, strict=True)
-    speeds = fair_speeds(list(shares), list(caps))
-    used = sum(speed * share for speed, share in zip(speeds, shares, strict=True))
-    assert used <= 1 + 1e-12
-    for speed, cap in zip(speeds, caps, strict=True):
-        assert 0 < speed <= cap
-        assert speed == cap or (used == pytest.approx(1) and speed == pytest.approx(max(speeds)))
 
 
 def test_transfers_end_at_the_engines_times_at_any_uptime():

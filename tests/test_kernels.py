@@ -36,7 +36,7 @@ def run(operator, phase, *tensors, where=ALONE, results=1, **attributes):
         name=f'{operator}.{phase}', kind='compute', operator=operator, phase=phase,
         accumulates=tuple(f'result{i}' for i in range(results)), attributes=attributes,
     )  # fmt: skip
-    found = KERNELS[operator, phase](op, where, list(tensors))
+    found = KERNELS[operator, phase](op, where, *tensors)
     assert len(found) == results
     return found[0] if results == 1 else found
 

@@ -102,7 +102,7 @@ def test_groups_choose_as_the_router_of_deepseek_v3_with_a_bias():
         x = torch.randn(2, 9, 12, generator=generator)
         logits, weights, chosen = router(x)
         found, mask = KERNELS['route', 'F'](
-            op, context(program, 0), [logits.detach().unflatten(0, (2, 9)), router.e_score_correction_bias]
+            op, context(program, 0), logits.detach().unflatten(0, (2, 9)), router.e_score_correction_bias
         )
         dense = torch.zeros(18, 16).scatter(1, chosen, weights.detach())
         assert torch.equal(mask.flatten(0, 1), dense > 0)

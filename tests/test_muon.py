@@ -87,8 +87,8 @@ def test_the_kernel_is_torchs(shape, nesterov, monkeypatch):
         gradient = 1e8 * torch.randn(*shape, generator=generator, dtype=torch.float64)
         theirs.grad = gradient.clone()
         oracle.step()
-        v, change = kernel(first)(first, where, [gradient, v])
-        (ours,) = kernel(second)(second, where, [change, ours])
+        v, change = kernel(first)(first, where, gradient, v)
+        (ours,) = kernel(second)(second, where, change, ours)
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
 
 
@@ -100,8 +100,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
             'loss_scale': 8.0, 'master_weights': True}  # fmt: skip
     second, where = OpClass('u', 'compute', 'muon', 'U', attributes=rule), Context(0, {}, {})
     overflow, ones = torch.tensor([1.0]), torch.ones(2, 3)
-    v, change = kernel(first)(first, where, [torch.full((2, 3), torch.inf), ones.clone(), overflow])
-    weight, master = kernel(second)(second, where, [change, ones.clone(), ones.clone(), overflow])
+    v, change = kernel(first)(first, where, torch.full((2, 3), torch.inf), ones.clone(), overflow)
+    weight, master = kernel(second)(second, where, change, ones.clone(), ones.clone(), overflow)
     assert all(torch.equal(tensor, ones) for tensor in (v, weight, master))
     assert bool(change.isfinite().all())
 

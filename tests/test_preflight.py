@@ -99,16 +99,16 @@ def test_hosts_that_reach_each_other_pass_and_one_that_does_not_is_named(monkeyp
     doors = {}
     monkeypatch.setattr(meeting, 'REACH', 0.2)
 
-    class Door(meeting.Door):
-        def __init__(self, address):
-            super().__init__(address)
-            if threading.current_thread().name.startswith('b'):
-                doors[self.port] = True
+    def door(address, opened=meeting.door):
+        found = opened(address)
+        if threading.current_thread().name.startswith('b'):
+            doors[found.getsockname()[1]] = True
+        return found
 
     def behind(address, port, seconds):
         return 'no answer' if port in doors else knock(address, port, seconds)
 
-    monkeypatch.setattr(meeting, 'Door', Door)
+    monkeypatch.setattr(meeting, 'door', door)
     monkeypatch.setattr(meeting, 'knock', behind)
     store = dist.HashStore()
 
@@ -128,10 +128,11 @@ def test_hosts_that_reach_each_other_pass_and_one_that_does_not_is_named(monkeyp
 
 
 def test_a_door_that_is_closed_is_not_reached():
-    door = meeting.Door('127.0.0.1')
-    assert meeting.knock('127.0.0.1', door.port, 1.0) == ''
+    door = meeting.door('127.0.0.1')
+    port = door.getsockname()[1]
+    assert meeting.knock('127.0.0.1', port, 1.0) == ''
     door.close()
-    assert meeting.knock('127.0.0.1', door.port, 0.3) == 'Connection refused'
+    assert meeting.knock('127.0.0.1', port, 0.3) == 'Connection refused'
 
 
 def test_a_rank_that_dies_while_others_prepare_is_named(monkeypatch):

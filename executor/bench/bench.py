@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -18,7 +19,6 @@ from executor.options import Wanted, check_outputs, in_one_process
 from executor.ranks.request import Request
 from simpar import calibrate, files, profiles
 from simpar.case import load_case
-from simpar.cost.costs import Costs
 from simpar.cost.price import price
 from simpar.errors import Problem, SimparError, refusal, refuse
 from simpar.hardware import Cluster
@@ -104,17 +104,22 @@ def bench(
         journal: keeps finished runs, and has those of an earlier start.
     Raises ``ScheduleError`` for fewer than two ranks, ``RunFailed`` where ranks cannot be started.
     """
-    if ranks < 2:
-        raise refusal('--ranks', 'a profile needs collectives', 'write 2 or more')
     whole = [program for program in programs if program.world <= ranks] if on.threads else []
-    # One pool for all parts, pinned, so that kernels and messages are measured under the same conditions.
-    with TimedPool(ranks, _request(on, favour=favour), net=net, pinned=True) as pool:
-        timer = journal.over(pool) if journal else pool
+    with _timer(ranks, net, _request(on, favour=favour), journal) as timer:
         parts = [program for program in programs if program not in whole]
         record = measure(timer, sizes, reporter, net_name=net_name, programs=parts, talk=programs, seed=seed, on=on)
     if whole and in_order:
         rounds.put(record['tables'], _steps(whole, ranks, sizes.trials, reporter, record, favour))
     return record
+
+
+@contextmanager
+def _timer(ranks: int, net: Net, request: Request, journal: Journal | None) -> Iterator[Timer]:
+    """One pool for all parts, pinned, so that kernels and messages are measured under the same conditions."""
+    if ranks < 2:
+        raise refusal('--ranks', 'a profile needs collectives', 'write 2 or more')
+    with TimedPool(ranks, request, net=net, pinned=True) as pool:
+        yield journal.over(pool) if journal else pool
 
 
 def _request(on: items.On, *, favour: bool) -> Request:
@@ -142,7 +147,8 @@ def measure(
     """
     ranks, net = timer.world, timer.net
     computing = items.unique([*items.grid_items(sizes, ranks), *_exact(programs, ranks)])
-    talking = items.unique([*items.message_items(sizes, net, ranks, per_host), *_exact_messages(talk, ranks, per_host)])
+    of_programs = (items.program_messages(one, ranks, f'job{at}', per_host) for at, one in enumerate(talk))
+    talking = items.unique([*items.message_items(sizes, net, ranks, per_host), *chain.from_iterable(of_programs)])
     reporter.part(f'computation: {len(computing)} kernels', sizes.orders)
     kernels = rounds.sample(timer, computing, sizes, seed, reporter.turn)
     reporter.part(f'communication: {len(talking)} collectives', sizes.orders)
@@ -181,17 +187,10 @@ def bench_messages(
 
     Arguments and errors as of ``bench``.
     """
-    if ranks < 2:
-        raise refusal('--ranks', 'a profile needs collectives', 'write 2 or more')
     hardware = given_cluster(ranks, net)
-
-    def costs(program: Program) -> Costs:
-        return price(program, hardware)
-
-    wanted: kinds.Price = costs
-    with TimedPool(ranks, net=net, pinned=True) as pool:
-        timer = journal.over(pool) if journal else pool
-        messages = kinds.Messages(timer, _kinds(ranks, net, sizes, LONG * sizes.message_seconds), wanted, seed)
+    with _timer(ranks, net, Request(), journal) as timer:
+        found = _kinds(ranks, net, sizes, LONG * sizes.message_seconds)
+        messages = kinds.Messages(timer, found, lambda program: price(program, hardware), seed)
         reporter.part(f'communication: {sum(map(len, messages.found))} messages', sizes.orders)
         notes = [*kinds.repeat(messages, sizes.orders, reporter.turn), *timer.notes, *_shared(ranks)]
     return {
@@ -260,14 +259,6 @@ def _exact(programs: Sequence[Program], ranks: int) -> list[items.Item]:
             if times > 1 and item.ops[-1].accumulates:
                 found.append(replace(items.twice(item), weight=times - 1))
     return found
-
-
-def _exact_messages(programs: Sequence[Program], ranks: int, per_host: int) -> list[items.Item]:
-    return [
-        item
-        for index, program in enumerate(programs)
-        for item in items.program_messages(program, ranks, f'job{index}', per_host)
-    ]
 
 
 def _notes(ranks: int, kernels: Sequence[rounds.Samples], cores: int) -> list[str]:

@@ -136,21 +136,14 @@ def program_of(kind: Kind, world: int, *, computes: bool) -> Program:
     talking = [rank for group in kind.talking(world) for rank in group]
     roles = {'send': talking[:1], 'recv': talking[1:]} if pairs else {kind.operator: sorted(talking)}
     roles['idle'] = [rank for rank in range(world) if rank not in set(talking)]
+    first = ('compute',) if computes else ()
     for role, ranks in roles.items():
+        slots = [(name, name, 0, 0) for name in first]
+        for place in range(len(kind.sizes) if role != 'idle' else 0):
+            slots += [(f'{role}.{name}.{place}', name, 0, 0) for name in names]
         if ranks:
-            builder.add_role(role, ranks, _slots(role, names, kind, computes=computes), _streams(names, computes))
+            builder.add_role(role, ranks, slots, (*first, *names))
     return builder.build()
-
-
-def _streams(names: Sequence[str], computes: bool) -> tuple[str, ...]:
-    return ('compute', *names) if computes else tuple(names)
-
-
-def _slots(role: str, names: Sequence[str], kind: Kind, *, computes: bool) -> list[tuple[str, str, int, int]]:
-    slots = [('compute', 'compute', 0, 0)] if computes else []
-    for place in range(len(kind.sizes) if role != 'idle' else 0):
-        slots += [(f'{role}.{name}.{place}', name, 0, 0) for name in names]
-    return slots
 
 
 # Messages by kind, number of ranks and size: every collective, and sends; alone, and on several streams at once.

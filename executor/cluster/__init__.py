@@ -144,7 +144,7 @@ def detect(variables: Mapping[str, str]) -> Launch | None:
     Raises ``RunFailed`` where variables are there but do not say enough.
     """
     # Slurm last: the others are often started inside of a Slurm job, whose variables are there too.
-    for launcher in (_torchrun, _msrun, _open_mpi, _pmi, _slurm, _volcano, _indexed_job):
+    for launcher in (_torchrun, _msrun, _mpi, _slurm, _volcano, _indexed_job):
         if (launch := launcher(variables)) is not None:
             return _checked(launch)
     found = [name for name in MARKS if name in variables]
@@ -203,22 +203,16 @@ def _msrun(variables: Mapping[str, str]) -> Launch | None:
     return Launch('msrun', _number(variables, 'MS_NODE_ID'), world, host, port)
 
 
-def _open_mpi(variables: Mapping[str, str]) -> Launch | None:
-    if 'OMPI_COMM_WORLD_RANK' not in variables:
-        return None
-    world, local = _number(variables, 'OMPI_COMM_WORLD_SIZE'), variables.get('OMPI_COMM_WORLD_LOCAL_SIZE', '')
-    return _of_mpi('mpirun', _number(variables, 'OMPI_COMM_WORLD_RANK'), world, local, variables)
-
-
-def _pmi(variables: Mapping[str, str]) -> Launch | None:
-    """MPICH and Intel MPI (hydra), MVAPICH2, and Slurm where it is asked for PMI-2."""
-    for rank, size, local in (
-        ('PMI_RANK', 'PMI_SIZE', 'MPI_LOCALNRANKS'),
-        ('MV2_COMM_WORLD_RANK', 'MV2_COMM_WORLD_SIZE', 'MV2_COMM_WORLD_LOCAL_SIZE'),
+def _mpi(variables: Mapping[str, str]) -> Launch | None:
+    """Open MPI; MPICH and Intel MPI (hydra), MVAPICH2, and Slurm where it is asked for PMI-2."""
+    for by, rank, size, local in (
+        ('mpirun', 'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_SIZE'),
+        ('mpiexec', 'PMI_RANK', 'PMI_SIZE', 'MPI_LOCALNRANKS'),
+        ('mpiexec', 'MV2_COMM_WORLD_RANK', 'MV2_COMM_WORLD_SIZE', 'MV2_COMM_WORLD_LOCAL_SIZE'),
     ):
-        if rank in variables and size in variables:
+        if rank in variables and (size in variables or by == 'mpirun'):
             world = _number(variables, size)
-            return _of_mpi('mpiexec', _number(variables, rank), world, variables.get(local, ''), variables)
+            return _of_mpi(by, _number(variables, rank), world, variables.get(local, ''), variables)
     return None
 
 

@@ -442,19 +442,12 @@ def clocks_apart(places: Sequence[Place], moments: Mapping[int, float]) -> tuple
     return (f'{what}: logs and files of the two are dated apart; times of ops are not, for they are aligned by pings',)
 
 
-class Door:
+def door(address: str) -> socket.socket:
     """A port of this host at which the other hosts knock; nobody answers but the kernel."""
-
-    def __init__(self, address: str) -> None:
-        family = socket.AF_INET6 if ':' in address else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
-        self._socket.bind((address, 0))
-        # The kernel completes a connection for us, as long as the queue has room.
-        self._socket.listen(1024)
-        self.address, self.port = self._socket.getsockname()[:2]
-
-    def close(self) -> None:
-        self._socket.close()
+    # The kernel completes a connection for us, as long as the queue has room.
+    return socket.create_server(
+        (address, 0), family=socket.AF_INET6 if ':' in address else socket.AF_INET, backlog=1024
+    )
 
 
 def knock(address: str, port: int, seconds: float = REACH) -> str:
@@ -481,8 +474,11 @@ def unreachable(
     """
     mine = next(index for index, place in enumerate(places) if own in place.cards)
     if own == places[mine].cards[0]:
-        with closing(_door(mine, cards, places)) as door:
-            store.set(f'simpar/door/{mine}', f'{door.port} {door.address}')
+        others = [cards[place.cards[0]].address for index, place in enumerate(places) if index != mine]
+        towards = address_towards(others, os.environ.get('GLOO_SOCKET_IFNAME', ''))
+        with door(towards or cards[own].address) as opened:
+            address, port = opened.getsockname()[:2]
+            store.set(f'simpar/door/{mine}', f'{port} {address}')
             failed = '\n'.join(_failed(store, mine, places, seconds))
             store.set(f'simpar/unreachable/{mine}', failed or ' ')
             # The door stays open until all have knocked.
@@ -490,12 +486,6 @@ def unreachable(
     answers = [store.get(f'simpar/unreachable/{index}').decode().strip() for index in range(len(places))]
     remedy = 'open the ports between the hosts, or name the right interface by GLOO_SOCKET_IFNAME'
     return [f'{line}; {remedy}' for text in answers for line in text.splitlines()]
-
-
-def _door(mine: int, cards: Sequence[Card], places: Sequence[Place]) -> Door:
-    others = [cards[place.cards[0]].address for index, place in enumerate(places) if index != mine]
-    address = address_towards(others, os.environ.get('GLOO_SOCKET_IFNAME', ''))
-    return Door(address or cards[places[mine].cards[0]].address)
 
 
 def _failed(store: Store, mine: int, places: Sequence[Place], seconds: float) -> list[str]:

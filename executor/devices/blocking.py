@@ -16,15 +16,6 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         """It has passed."""
 
-    def record_event(self, event: Event | None = None) -> Event:
-        """Mark now."""
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def synchronize(self) -> None:
-        """All has run."""
-
 
 class Event:
     """A moment of the host's clock."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
@@ -18,7 +18,7 @@ from executor.kernels import Context, context
 from executor.ranks import real, request, streams
 from executor.ranks.watchdog import RUNNING, THROUGH, Beat, Failure, Status
 from simpar.errors import Infeasible
-from simpar.program import COPY, Instance, OpClass, Tensor, instance
+from simpar.program import COPY, Instance, Tensor, instance
 from simpar.trace import Times
 
 # A rank's tensors on a device, and when the host may drop them.
@@ -75,7 +75,7 @@ class Dropped:
             self._waiting[owner] = [entry for entry in waiting if entry[1] >= position]
 
 
-class DeviceMemory(real.FedMemory):
+class DeviceMemory(real.Memory):
     """The tensors of one rank.
 
     Arguments: ``known``, what each slot knows to be over, see ``Dropped``.
@@ -87,7 +87,7 @@ class DeviceMemory(real.FedMemory):
         return int(tensor.untyped_storage()._cdata)
 
     def __init__(self, start: real.Start, device: Device, known: NDArray[np.int64]) -> None:
-        super().__init__(start)
+        super().__init__(start, real.FEED_LIMIT)
         self._first = start.first
         self._device = device
         self._dropped = Dropped(known, len(start.program.role(start.rank)))
@@ -157,18 +157,12 @@ class DeviceMemory(real.FedMemory):
         for tensor in self._dropped.over((step + 1) * self._dropped.slots):
             self._release(tensor)
 
-    def keep(self, op: OpClass, micro_batch: int, copy: int, results: Sequence[torch.Tensor]) -> None:
-        """Store what an op gives, as of ``Memory``; what it replaces was freed by it."""
-        for index, (name, result) in enumerate(zip(op.writes + op.accumulates, results, strict=True)):
-            key = instance(self._program.tensor[name], micro_batch, copy)
-            old = self._tensors.get(key)
-            if index >= len(op.writes) and old is not None:
-                old.add_(result)
-                continue
-            self._tensors[key] = self._hold(result, self._place[1])
-            if old is not None:
-                self._let_go(old)
-        self.check_room(op)
+    def _put(self, key: Instance, result: torch.Tensor) -> None:
+        old = self._tensors.get(key)
+        self._tensors[key] = self._hold(result, self._place[1])
+        # What an op replaces was freed by it.
+        if old is not None:
+            self._let_go(old)
 
     def on_device(self) -> int:
         """As of ``Memory``, with what waits until its memory may be reused."""
@@ -184,21 +178,8 @@ class DeviceMemory(real.FedMemory):
         }
         return live + sum(size for storage, size in waiting.items() if storage not in there)
 
-    def free(self, op: OpClass, micro_batch: int, copy: int) -> None:
-        """End what an op frees, as of ``Memory``, though its memory may stay for a while."""
-        ended = [instance(self._program.tensor[name], micro_batch, copy) for name in op.frees]
-        tensors = [self._tensors.get(key) for key in ended]
-        super().free(op, micro_batch, copy)
-        for tensor in tensors:
-            if tensor is not None:
-                self._let_go(tensor)
-
-    def _find(self, op: OpClass, name: str, micro_batch: int, copy: int, step: int) -> torch.Tensor:
-        key: Instance = instance(self._program.tensor[name], micro_batch, copy)
-        try:
-            return self._tensors[key]
-        except KeyError:
-            raise self._absent(op, 'reads', key) from None
+    def _input(self, *_: Any, **__: Any) -> None:
+        """All inputs were copied when the step began."""
 
     def _empty(self, tensor: Tensor, dtype: torch.dtype) -> torch.Tensor:
         return self._device.empty(self._program.local_shape(tensor), dtype, host=tensor.host)

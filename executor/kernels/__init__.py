@@ -62,7 +62,7 @@ def bind(program: Program, op: OpClass, kernel: Kernel, dtype: torch.dtype | Non
 
     def run(where: Context, reads: list[torch.Tensor]) -> list[torch.Tensor]:
         try:
-            results = kernel(op, where, packing.packed(reads))
+            results = kernel(op, where, *packing.packed(reads))
             return [_formed(result, *form) for result, form in zip(results, forms, strict=True)]
         # What torch raises on wrong shapes; it names neither the op nor the rank.
         except (RuntimeError, ValueError, IndexError, TypeError) as error:

@@ -9,7 +9,7 @@ Values may have other features.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import Any, Final
 
@@ -18,19 +18,17 @@ from torch.nn import functional
 
 from executor.devices.fused import fused
 from executor.draws import on_device
-from executor.kernels.context import Context, begin_of, held, in_order, in_slice, left, mask_of, position, rows, wide
+from executor.kernels import context as shared
+from executor.kernels.context import Context, Tensor, Tensors, position, rows, wide
 from simpar.program import OpClass
 
-Tensors = list[torch.Tensor]
 FLASH: Final = '_scaled_dot_product_flash_attention'
 EFFICIENT: Final = '_scaled_dot_product_efficient_attention'
 ALIGNED: Final = 32
 """A multiple of so many queries the efficient kernel keeps log-sum-exps for."""
 
 
-def fused_forward(
-    name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def fused_forward(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """y [B, H, S, D] and lse [B, H, S].
 
     Arguments: ``q`` [B, H, S, D], ``k`` and ``v`` [B, G, S, D], where H is a multiple of G.
@@ -43,14 +41,8 @@ def fused_forward(
 
 
 def fused_backward(
-    name: str,
-    dy: torch.Tensor,
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    y: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    name: str, dy: Tensor, tensors: tuple[Tensor, Tensor, Tensor], y: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv in the shapes of q, k and v.
 
     Arguments: ``tensors``, q, k and v as the forward read them.
@@ -79,13 +71,13 @@ def _aten(name: str) -> Callable[..., Any]:
     return found
 
 
-def _for_all(k: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+def _for_all(k: Tensor, q: Tensor) -> Tensor:
     """Keys or values of groups, one for every query head."""
     queries = q.shape[1] // k.shape[1]
     return k if queries == 1 else k.repeat_interleave(queries, 1)
 
 
-def _of_group(dk: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def _of_group(dk: Tensor, k: Tensor) -> Tensor:
     """The sum over the query heads of each group."""
     return dk if dk.shape == k.shape else dk.unflatten(1, (k.shape[1], -1)).sum(2)
 
@@ -93,21 +85,19 @@ def _of_group(dk: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 # Attention with grouped queries; backward from the saved log-sum-exp, as in FlashAttention-2 (Dao 2023, 3.1.2).
 
 
-def attention_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def attention_forward(op: OpClass, where: Context, qkv: Tensor, *keys: Tensor) -> Tensors:
     """qkv[, keys of dropout][, sinks] → y, lse [B, G, Q, S]."""
-    qkv, *keys = tensors
-    sinks = [keys.pop()] if op.attributes.get('sink') == 'learned' else []
+    keys, sinks = (keys[:-1], keys[-1:]) if op.attributes.get('sink') == 'learned' else (keys, ())
     if name := _in_order(op, qkv):
         q, k, v = split(op, qkv)
         y, lse = fused_forward(name, by_head(op, q), k, v, bool(op.attributes['causal']), scale_of(op))
         return _beside_sinks(op, y.transpose(1, 2).flatten(2), lse, sinks)
     # The backward has lse alone and forms the probabilities in the same way.
-    y, lse = _whole(op, where, qkv, keys).forward()
-    lse = lse.reshape(lse.shape[0], lse.shape[1], int(op.attributes['queries']), -1)
-    return _beside_sinks(op, join(op, y), lse, sinks)
+    y, lse = _joined(op, *_whole(op, where, qkv, keys).forward())
+    return _beside_sinks(op, y, lse, sinks)
 
 
-def _beside_sinks(op: OpClass, y: torch.Tensor, lse: torch.Tensor, sinks: Tensors) -> Tensors:
+def _beside_sinks(op: OpClass, y: Tensor, lse: Tensor, sinks: tuple[Tensor, ...]) -> Tensors:
     """What is left of a result where a logit of each head, or zero, takes its share; and the log-sum-exp with it."""
     if 'sink' not in op.attributes:
         return [y, lse]
@@ -119,9 +109,8 @@ def _beside_sinks(op: OpClass, y: torch.Tensor, lse: torch.Tensor, sinks: Tensor
     return [y, torch.logaddexp(every, logits.expand_as(every)).reshape(lse.shape)]
 
 
-def sinks_dw(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def sinks_dw(op: OpClass, where: Context, dy: Tensor, y: Tensor, lse: Tensor, sinks: Tensor) -> Tensors:
     """dy, y, lse, sinks → dsinks [G, Q]."""
-    dy, y, lse, sinks = tensors
     groups, queries, _ = _attributes(op)
     every = lse.reshape(lse.shape[0], groups, queries, -1)
     # No value stands behind it, so that its gradient is what all others leave: minus the sum of dy · y.
@@ -130,60 +119,68 @@ def sinks_dw(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     return [-(share * taken).sum((0, 3)).to(sinks.dtype)]
 
 
-def attention_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def attention_dx(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """dy, qkv, y, lse[, keys of dropout] → dqkv."""
     dy, qkv, y, lse, *keys = tensors
-    dy_heads, y_heads = heads(op, dy), heads(op, y)
     if name := _in_order(op, qkv):
         q, k, v = split(op, qkv)
-        dy, y, lse = by_head(op, dy_heads), by_head(op, y_heads), lse.reshape(q.shape[0], -1, k.shape[2])
-        causal = bool(op.attributes['causal'])
+        dy, y = (by_head(op, heads(op, one)) for one in (dy, y))
+        lse, causal = lse.reshape(q.shape[0], -1, k.shape[2]), bool(op.attributes['causal'])
         dq, dk, dv = fused_backward(name, dy, (by_head(op, q), k, v), y, lse, causal, scale_of(op))
         return [merge(op, dq.reshape(q.shape), dk, dv)]
-    part = _whole(op, where, qkv, keys)
-    dq, dkv = part.backward(dy_heads, y_heads, lse.reshape(part.q.shape[:-1]))
-    return split_dx(op, where, [join(op, dq), dkv])
+    return split_dx(op, where, *_whole(op, where, qkv, keys).backward(dy, y, lse))
 
 
-def _in_order(op: OpClass, qkv: torch.Tensor) -> str:
+def _in_order(op: OpClass, qkv: Tensor) -> str:
     """The fused kernel for whole sequences that are held in their own order; empty: none."""
     return '' if 'balanced' in op.attributes else fused('attention', op, qkv)
 
 
-def _whole(op: OpClass, where: Context, qkv: torch.Tensor, keys: Tensors) -> Part:
+def _whole(op: OpClass, where: Context, qkv: Tensor, keys: Sequence[Tensor]) -> Part:
     """All queries and keys of a sequence, in the order in which context ranks hold it."""
-    (q, kv), tokens = split_forward(op, where, [qkv]), in_order(op, qkv.shape[1])
+    (q, kv), tokens = split_forward(op, where, qkv), shared.in_order(op, qkv.shape[1])
     return Part(op, where, q, kv, keys, (tokens, tokens))
 
 
-def split(op: OpClass, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def split(op: OpClass, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q [B, G, Q × S, D], k and v [B, G, S, D]: a group's queries lie below one another, so they share its keys."""
+    return _queries(op, qkv), *_keys_and_values(op, qkv)
+
+
+def _queries(op: OpClass, q: Tensor) -> Tensor:
+    """[B, G, Q × S, D], of queries alone or of qkv."""
     groups, queries, head_dim = _attributes(op)
     # Each group holds its queries, then its key and value, so that tensor parallelism can shard by groups.
-    q, k, v = qkv.unflatten(-1, (groups, -1)).split((queries * head_dim, head_dim, values_of(op)), -1)
-    q_BGQSD = q.unflatten(-1, (queries, head_dim)).permute(0, 2, 3, 1, 4)
-    return q_BGQSD.flatten(2, 3), k.transpose(1, 2), v.transpose(1, 2)
+    own = q.unflatten(-1, (groups, -1))[..., : queries * head_dim]
+    return own.unflatten(-1, (queries, head_dim)).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
 
-def by_head(op: OpClass, q: torch.Tensor) -> torch.Tensor:
+def _keys_and_values(op: OpClass, kv: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, G, S, D], of them alone or of qkv."""
+    sizes = int(op.attributes['head_dim']), values_of(op)
+    k, v = kv.unflatten(-1, (_groups(op), -1))[..., -sum(sizes) :].split(sizes, -1)
+    return k.transpose(1, 2), v.transpose(1, 2)
+
+
+def by_head(op: OpClass, q: Tensor) -> Tensor:
     """[B, G, Q × S, D] → [B, G × Q, S, D]: every head for itself."""
     return q.unflatten(2, (int(op.attributes['queries']), -1)).flatten(1, 2)
 
 
-def merge(op: OpClass, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> torch.Tensor:
+def merge(op: OpClass, dq: Tensor, dk: Tensor, dv: Tensor) -> Tensor:
     """The inverse of ``split``."""
     _, queries, _ = _attributes(op)
     dq_BSGQD = dq.unflatten(2, (queries, -1)).permute(0, 3, 1, 2, 4)
     return torch.cat([dq_BSGQD.flatten(3), dk.transpose(1, 2), dv.transpose(1, 2)], -1).flatten(2)
 
 
-def heads(op: OpClass, y: torch.Tensor) -> torch.Tensor:
+def heads(op: OpClass, y: Tensor) -> Tensor:
     """[B, S, G × Q × D] → [B, G, Q × S, D]."""
     groups, queries, _ = _attributes(op)
     return y.unflatten(-1, (groups, queries, values_of(op))).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
 
-def join(op: OpClass, y: torch.Tensor) -> torch.Tensor:
+def join(op: OpClass, y: Tensor) -> Tensor:
     """The inverse of ``_heads``."""
     _, queries, _ = _attributes(op)
     return y.unflatten(2, (queries, -1)).permute(0, 3, 1, 2, 4).flatten(2)
@@ -194,14 +191,14 @@ def scale_of(op: OpClass) -> float:
     return float(op.attributes.get('scale', 0)) or 1 / sqrt(float(op.attributes['head_dim']))
 
 
-def first_seen(op: OpClass, queries: torch.Tensor) -> torch.Tensor:
+def first_seen(op: OpClass, queries: Tensor) -> Tensor:
     """The first token that each of some may see: of its document, and of its window."""
     window = int(op.attributes.get('window', 0))
-    begin = begin_of(op, queries)
+    begin = shared.begin_of(op, queries)
     return torch.maximum(begin, queries - window + 1) if window else begin
 
 
-def unseen(op: OpClass, queries: torch.Tensor, keys: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def unseen(op: OpClass, queries: Tensor, keys: Tensor, like: Tensor) -> Tensor:
     """[queries, keys], true where a token must not see another.
 
     Arguments: ``like``, on whose device it is made: two vectors go there, not their pairs.
@@ -213,7 +210,7 @@ def unseen(op: OpClass, queries: torch.Tensor, keys: torch.Tensor, like: torch.T
     return hidden
 
 
-def seen(op: OpClass, queries: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def seen(op: OpClass, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Which queries see any key, and which keys any query sees; keys and queries in any order."""
     # The nearest key at or before a query is seen if any is; of queries at or behind a key the nearest sees farthest.
     every, asking = keys.sort().values, queries.sort().values
@@ -237,15 +234,14 @@ def _attributes(op: OpClass) -> tuple[int, int, int]:
 # kept.
 
 
-def scores_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
-    """qkv → scores, those of the future too."""
-    q, k, _ = split(op, tensors[0])
-    return [by_head(op, q @ k.mT * scale_of(op))]
+def scores_forward(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
+    """qkv, or q and kv → scores, those of the future too."""
+    k, _ = _keys_and_values(op, tensors[-1])
+    return [by_head(op, _queries(op, tensors[0]) @ k.mT * scale_of(op))]
 
 
-def scores_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def scores_dx(op: OpClass, where: Context, dscores: Tensor, qkv: Tensor, dv: Tensor) -> Tensors:
     """dscores, qkv, dv [B, S, G × D] → dqkv."""
-    dscores, qkv, dv = tensors
     q, k, _ = split(op, qkv)
     # Scores are kept by head; products want a group's queries below one another.
     dscores, scale = by_group(op, dscores), scale_of(op)
@@ -253,30 +249,24 @@ def scores_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     return [merge(op, dscores @ k * scale, dscores.mT @ q * scale, dv)]
 
 
-def softmax_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
-    """scores → probability, zero for the future, and before a window, where ``causal``."""
-    scores = wide(tensors[0])
+def softmax_forward(op: OpClass, where: Context, x: Tensor) -> Tensors:
+    """scores → probability, zero for the future, before a window and of other documents, where ``causal``."""
+    scores = wide(x)
     if op.attributes['causal']:
-        scores = scores.masked_fill(_hidden(op, where, scores), float('-inf'))
+        # Heads of context ranks see a sequence in the order in which these hold it.
+        queries, keys = shared.held(op, where, x.shape[-2]), shared.in_order(op, x.shape[-1])
+        scores = scores.masked_fill(unseen(op, queries, keys, scores), float('-inf'))
     # The softmax runs in at least fp32, its result is kept in the program's dtype.
-    return [scores.softmax(-1).to(tensors[0].dtype)]
+    return [scores.softmax(-1).to(x.dtype)]
 
 
-def _hidden(op: OpClass, where: Context, scores: torch.Tensor) -> torch.Tensor:
-    """[queries of this rank, S], true where a token must not see another: one behind it, before its window, or of
-    another document."""
-    # Heads of context ranks see a sequence in the order in which these hold it.
-    rows, keys = scores.shape[-2:]
-    return unseen(op, held(op, where, rows), in_order(op, keys), scores)
-
-
-def softmax_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def softmax_dx(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """dprobability, probability → dscores."""
     dy, y = map(wide, tensors)
     return [(y * (dy - (dy * y).sum(-1, keepdim=True))).to(tensors[0].dtype)]
 
 
-def slopes_of(op: OpClass, where: Context, held: int) -> torch.Tensor:
+def slopes_of(op: OpClass, where: Context, held: int) -> Tensor:
     """The slope of each head of this rank, [heads]. Arguments: ``held``, how many these are."""
     heads, first = int(op.attributes['alibi']), position(op, where) * held
     # Of a number of heads that is no power of 2: those of the next lower one, then every second of twice as many.
@@ -286,29 +276,26 @@ def slopes_of(op: OpClass, where: Context, held: int) -> torch.Tensor:
     return torch.tensor(every[first : first + held], dtype=torch.float64)
 
 
-def alibi_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def alibi_forward(op: OpClass, where: Context, x: Tensor) -> Tensors:
     """scores → scores with the slope of each head × the place of its key."""
-    x = tensors[0]
     added = slopes_of(op, where, x.shape[1])[:, None, None] * torch.arange(x.shape[-1])
     return [x + on_device(added, x).to(x.dtype)]
 
 
-def values_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
-    """probability, qkv → y."""
-    _, _, v = split(op, tensors[1])
-    return [join(op, by_group(op, tensors[0]) @ v)]
+def values_forward(op: OpClass, where: Context, probability: Tensor, kv: Tensor, *before: Tensor) -> Tensors:
+    """probability, qkv or kv[, y of keys before] → y of all keys so far."""
+    _, v = _keys_and_values(op, kv)
+    y = join(op, by_group(op, _there(op, where, probability, kv.shape[1])) @ v)
+    return [y + before[0] if before else y]
 
 
-def values_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def values_dx(op: OpClass, where: Context, dy: Tensor, probability: Tensor, qkv: Tensor) -> Tensors:
     """dy, probability, qkv → dprobability, dv [B, S, G × D]."""
-    dy, probability, qkv = tensors
-    _, _, v = split(op, qkv)
-    dy = heads(op, dy)
-    dv = by_group(op, probability).mT @ dy
-    return [by_head(op, dy @ v.mT), dv.transpose(1, 2).flatten(2)]
+    dv = by_group(op, probability).mT @ heads(op, dy)
+    return [*context_values_dx(op, where, dy, qkv), dv.transpose(1, 2).flatten(2)]
 
 
-def by_group(op: OpClass, scores: torch.Tensor) -> torch.Tensor:
+def by_group(op: OpClass, scores: Tensor) -> Tensor:
     """The inverse of ``by_head``."""
     return scores.unflatten(1, (int(op.attributes['groups']), -1)).flatten(2, 3)
 
@@ -318,65 +305,59 @@ def by_group(op: OpClass, scores: torch.Tensor) -> torch.Tensor:
 # Queries and keys may be of different tokens.
 
 
-def split_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def split_forward(op: OpClass, where: Context, qkv: Tensor) -> Tensors:
     """qkv → q [B, S, G × Q × D], kv [B, S, G × (D + values)]."""
-    qkv = tensors[0].unflatten(-1, (_groups(op), -1))
-    queries = int(op.attributes['queries']) * int(op.attributes['head_dim'])
-    return [qkv[..., :queries].flatten(2), qkv[..., queries:].flatten(2)]
+    groups, queries, head_dim = _attributes(op)
+    return [part.flatten(2) for part in qkv.unflatten(-1, (groups, -1)).tensor_split([queries * head_dim], -1)]
 
 
-def split_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def split_dx(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """dq, dkv → dqkv."""
     return [torch.cat([tensor.unflatten(-1, (_groups(op), -1)) for tensor in tensors], -1).flatten(2)]
 
 
-def repeat_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def repeat_forward(op: OpClass, where: Context, qkv: Tensor) -> Tensors:
     """qkv of G groups → qkv of G × times, each with a part of a group's queries and all of its key and value."""
     times, queries = _times(op)
-    parts = tensors[0].unflatten(-1, (_groups(op) // times, -1))
+    parts = qkv.unflatten(-1, (_groups(op) // times, -1))
     q = parts[..., : times * queries].unflatten(-1, (times, queries))
     kv = parts[..., times * queries :].unsqueeze(-2).expand(*q.shape[:-1], -1)
     return [torch.cat([q, kv], -1).flatten(2)]
 
 
-def repeat_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def repeat_dx(op: OpClass, where: Context, dqkv: Tensor) -> Tensors:
     """dqkv of G × times groups → dqkv of G, the gradients of keys and values summed."""
     times, queries = _times(op)
-    parts = tensors[0].unflatten(-1, (_groups(op) // times, times, -1))
+    parts = dqkv.unflatten(-1, (_groups(op) // times, times, -1))
     return [torch.cat([parts[..., :queries].flatten(-2), parts[..., queries:].sum(-2)], -1).flatten(2)]
 
 
-def part_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def part_forward(op: OpClass, where: Context, q: Tensor, kv: Tensor, *more: Tensor) -> Tensors:
     """q, kv[, y, lse of keys before] → y, lse, of all keys so far."""
-    q, kv, *more = tensors
     before, keys = _before_and_keys(op, more)
-    part = Part(op, where, q, kv, keys)
-    y, lse = part.forward()
+    y, lse = Part(op, where, q, kv, keys).forward()
     y = wide(y)
     if before:
-        y, lse = _joined(op, y, lse, heads(op, before[0]), before[1].reshape(lse.shape))
-    return [join(op, y), lse.reshape(lse.shape[0], lse.shape[1], int(op.attributes['queries']), -1)]
+        # Results over two sets of keys as one over both.
+        other, other_lse = heads(op, before[0]), before[1].reshape(lse.shape)
+        total = torch.logaddexp(lse, other_lse)
+        # Where neither sees anything both shares are 0, not the exponential of inf − inf.
+        ours, theirs = ((one - total).nan_to_num(float('-inf')).exp().unsqueeze(-1) for one in (lse, other_lse))
+        y, lse = ours * y + theirs * other, total
+    return _joined(op, y, lse)
 
 
-def part_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def _joined(op: OpClass, y: Tensor, lse: Tensor) -> Tensors:
+    """Results of all heads as one, and their log-sum-exp [B, G, Q, S]."""
+    return [join(op, y), lse.unflatten(2, (int(op.attributes['queries']), -1))]
+
+
+def part_dx(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """dy, q, kv, y, lse[, dq of keys before] → dq of all keys so far, dkv."""
     dy, q, kv, y, lse, *more = tensors
     before, keys = _before_and_keys(op, more)
-    part = Part(op, where, q, kv, keys)
-    dq, dkv = part.backward(heads(op, dy), heads(op, y), lse.reshape(part.q.shape[:-1]))
-    dq = join(op, dq)
+    dq, dkv = Part(op, where, q, kv, keys).backward(dy, y, lse)
     return [dq + before[0] if before else dq, dkv]
-
-
-def _joined(
-    op: OpClass, y: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Results over two sets of keys as one over both."""
-    total = torch.logaddexp(lse, other_lse)
-    # Where neither sees anything both shares are 0, not the exponential of inf − inf.
-    shares = ((one - total).nan_to_num(float('-inf')).exp().unsqueeze(-1) for one in (lse, other_lse))
-    ours, theirs = (share * part for share, part in zip(shares, (y, other), strict=True))
-    return ours + theirs, total
 
 
 class Part:
@@ -386,10 +367,10 @@ class Part:
         self,
         op: OpClass,
         where: Context,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        keys: Tensors,
-        places: tuple[torch.Tensor, torch.Tensor] | None = None,
+        q: Tensor,
+        kv: Tensor,
+        keys: Sequence[Tensor],
+        places: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.op, self.where, self.keys = op, where, keys
         queries, self.q = int(op.attributes['queries']), _queries(op, q)
@@ -412,24 +393,24 @@ class Part:
         )
         self._name = fused('attention', op, q) if whole and len(rows) else ''
 
-    def _places(self, own: int, there: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _places(self, own: int, there: int) -> tuple[Tensor, Tensor]:
         """Of queries and of keys."""
         op, context = self.op, str(self.op.attributes['context'])
         ranks, position = self.where.size[context], self.where.position[context]
         # Keys have come from the rank so many before this one, or are those of all.
         source = (position - int(op.attributes.get('step', 0))) % ranks
-        of_keys = in_slice(op, source, there, ranks) if 'step' in op.attributes else in_order(op, there)
-        return in_slice(op, position, own, ranks), of_keys
+        of_keys = shared.in_slice(op, source, there, ranks) if 'step' in op.attributes else shared.in_order(op, there)
+        return shared.in_slice(op, position, own, ranks), of_keys
 
-    def _dropped(self, probability: torch.Tensor) -> torch.Tensor:
+    def _dropped(self, probability: Tensor) -> Tensor:
         """[B, G, Q × rows, columns], what dropout leaves of it."""
         if not self.keys:
             return probability
         heads = int(self.op.attributes['groups']) * int(self.op.attributes['queries'])
         shape = (len(probability), heads, *map(len, self.places))
         full = self._sequence
-        mask = mask_of(self.op, self.where, self.keys[0], (*shape[:2], full, full), self.places)
-        return left(self.op, probability, mask.reshape(probability.shape))
+        mask = shared.mask_of(self.op, self.where, self.keys[0], (*shape[:2], full, full), self.places)
+        return shared.left(self.op, probability, mask.reshape(probability.shape))
 
     @property
     def _sequence(self) -> int:
@@ -439,11 +420,11 @@ class Part:
         own = int(self.q.shape[2]) // int(self.op.attributes['queries'])
         return own * (self.where.size[str(self.op.attributes['context'])] if 'context' in self.op.attributes else 1)
 
-    def _scores(self) -> tuple[torch.Tensor, torch.Tensor | float]:
+    def _scores(self) -> tuple[Tensor, Tensor | float]:
         """Scores of what is seen, and the derivative of their cap."""
         q, k = self.q[:, :, self.rows], self.k[:, :, self.columns]
         scores, cap = wide(q @ k.mT) * scale_of(self.op), float(self.op.attributes.get('softcap', 0))
-        slope: torch.Tensor | float = 1.0
+        slope: Tensor | float = 1.0
         if cap:
             bent = (scores / cap).tanh()
             scores, slope = bent * cap, (1 - bent.square()).to(q.dtype)
@@ -458,7 +439,7 @@ class Part:
             scores = scores.masked_fill(hidden, float('-inf'))
         return scores, slope
 
-    def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self) -> tuple[Tensor, Tensor]:
         """Result and log-sum-exp; rows that see nothing keep the log of an empty sum, and give nothing."""
         q, k, v = self.q[:, :, self.rows], self.k[:, :, self.columns], self.v[:, :, self.columns]
         if self._name:
@@ -475,12 +456,13 @@ class Part:
         y[:, :, self.rows], lse[:, :, self.rows] = y_rows, lse_rows
         return y, lse
 
-    def backward(self, dy: torch.Tensor, y: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """dq [B, G, Q × S, D], dkv [B, S, G × (D + values)].
+    def backward(self, dy: Tensor, y: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """dq [B, S, G × Q × D], dkv [B, S, G × (D + values)], of results in the form of dq.
 
         Arguments: ``lse`` over all keys, also those of other ops.
         """
-        op, dy_rows, y_rows, lse_rows = self.op, dy[:, :, self.rows], y[:, :, self.rows], lse[:, :, self.rows]
+        op, every = self.op, (heads(self.op, dy), heads(self.op, y), lse.reshape(self.q.shape[:-1]))
+        dy_rows, y_rows, lse_rows = (one[:, :, self.rows] for one in every)
         q, k, v = self.q[:, :, self.rows], self.k[:, :, self.columns], self.v[:, :, self.columns]
         if self._name:
             dy, y, lse = (by_head(op, one) for one in (dy_rows, y_rows.to(dy.dtype), lse_rows))
@@ -495,18 +477,18 @@ class Part:
             found = dscores @ k * scale_of(op), dscores.mT @ q * scale_of(op), self._dropped(probability).mT @ dy_rows
         dq, dk, dv = self.q.new_zeros(self.q.shape), self.k.new_zeros(self.k.shape), self.v.new_zeros(self.v.shape)
         dq[:, :, self.rows], dk[:, :, self.columns], dv[:, :, self.columns] = found
-        return dq, torch.cat([dk.transpose(1, 2), dv.transpose(1, 2)], -1).flatten(2)
+        return join(op, dq), _together(dk, dv)
 
 
-def _picked(numbers: torch.Tensor, count: int, like: torch.Tensor) -> torch.Tensor | slice:
+def _picked(numbers: Tensor, count: int, like: Tensor) -> Tensor | slice:
     """What picks some of so many places of a tensor, on its device: a slice where these are all, in order."""
     everything = len(numbers) == count and torch.equal(numbers, torch.arange(count))
     return slice(None) if everything else on_device(numbers, like)
 
 
-def _before_and_keys(op: OpClass, more: Tensors) -> tuple[Tensors, Tensors]:
-    """What keys before have given, and the keys of masks."""
-    return (more[:-1], more[-1:]) if 'dropout' in op.attributes else (more, [])
+def _before_and_keys(op: OpClass, more: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """What keys before or later chunks have given, and the keys of masks."""
+    return (more[:-1], more[-1:]) if 'dropout' in op.attributes else (more, ())
 
 
 def _times(op: OpClass) -> tuple[int, int]:
@@ -521,48 +503,30 @@ def _groups(op: OpClass) -> int:
 # Unfused attention of a rank's queries with keys and values that are there: those of all context ranks, or of one.
 
 
-def context_scores_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
-    """q, kv → scores, those of the future too."""
-    q, kv = tensors
-    k, _ = _keys_and_values(op, kv)
-    return [by_head(op, _queries(op, q) @ k.mT * scale_of(op))]
-
-
-def context_scores_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def context_scores_dx(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """dscores, probability, dy, q, kv[, dq of keys before] → dq of all keys so far, dkv."""
     dscores, probability, dy, q, kv, *before = tensors
     k, _ = _keys_and_values(op, kv)
     dscores, probability = (by_group(op, _there(op, where, one, kv.shape[1])) for one in (dscores, probability))
-    dq = dscores @ k * scale_of(op)
-    dk, dv = dscores.mT @ _queries(op, q) * scale_of(op), probability.mT @ heads(op, dy)
-    dq = dq.unflatten(2, (int(op.attributes['queries']), -1)).permute(0, 3, 1, 2, 4).flatten(2)
-    dkv = torch.cat([dk.transpose(1, 2), dv.transpose(1, 2)], -1).flatten(2)
-    return [dq + before[0] if before else dq, dkv]
+    dq, dk = dscores @ k * scale_of(op), dscores.mT @ _queries(op, q) * scale_of(op)
+    dq = join(op, dq)
+    return [dq + before[0] if before else dq, _together(dk, probability.mT @ heads(op, dy))]
 
 
-def context_values_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
-    """probability, kv[, y of keys before] → y of all keys so far."""
-    probability, kv, *before = tensors
-    _, v = _keys_and_values(op, kv)
-    y = join(op, by_group(op, _there(op, where, probability, kv.shape[1])) @ v)
-    return [y + before[0] if before else y]
-
-
-def context_values_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
-    """dy, kv → dprobability."""
-    dy, kv = tensors
+def context_values_dx(op: OpClass, where: Context, dy: Tensor, kv: Tensor) -> Tensors:
+    """dy, qkv or kv → dprobability."""
     _, v = _keys_and_values(op, kv)
     return [by_head(op, heads(op, dy) @ v.mT)]
 
 
-def join_keys(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def join_keys(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """blocks by step → the blocks in the order of the ranks that their keys are of."""
     ranks = len(tensors)
     steps = [(where.position[str(op.attributes['context'])] - rank) % ranks for rank in range(ranks)]
     return [torch.cat([tensors[step] for step in steps], -1)]
 
 
-def _there(op: OpClass, where: Context, scores: torch.Tensor, keys: int) -> torch.Tensor:
+def _there(op: OpClass, where: Context, scores: Tensor, keys: int) -> Tensor:
     """The columns of the keys that are there."""
     if 'step' not in op.attributes:
         return scores
@@ -571,47 +535,36 @@ def _there(op: OpClass, where: Context, scores: torch.Tensor, keys: int) -> torc
     return scores.narrow(-1, source * keys, keys)
 
 
-def _queries(op: OpClass, q: torch.Tensor) -> torch.Tensor:
-    """[B, S, G × Q × D] → [B, G, Q × S, D]."""
-    return q.unflatten(-1, _attributes(op)).permute(0, 2, 3, 1, 4).flatten(2, 3)
-
-
-def _keys_and_values(op: OpClass, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [B, G, S, D]."""
-    sizes = int(op.attributes['head_dim']), values_of(op)
-    k, v = kv.unflatten(-1, (int(op.attributes['groups']), -1)).split(sizes, -1)
-    return k.transpose(1, 2), v.transpose(1, 2)
+def _together(dk: Tensor, dv: Tensor) -> Tensor:
+    """[B, G, S, D] each → [B, S, G × (D + values)]."""
+    return torch.cat([dk.transpose(1, 2), dv.transpose(1, 2)], -1).flatten(2)
 
 
 # Attention of one chunk of a sequence with keys and values of all chunks so far, as in a cache of them.
 
 
-def chunk_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def chunk_forward(op: OpClass, where: Context, q: Tensor, *more: Tensor) -> Tensors:
     """q, kv of each chunk that is seen[, keys of dropout] → y, lse."""
-    q, *more = tensors
     count = int(op.attributes['parts'])
-    part = _part(op, where, q, more[:count], more[count:])
     # A token sees itself, so no row is left out.
-    y, lse = part.forward()
-    return [join(op, y.to(q.dtype)), lse.reshape(lse.shape[0], lse.shape[1], int(op.attributes['queries']), -1)]
+    y, lse = _part(op, where, q, more[:count], more[count:]).forward()
+    return _joined(op, y.to(q.dtype), lse)
 
 
-def chunk_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def chunk_dx(op: OpClass, where: Context, dy: Tensor, q: Tensor, y: Tensor, lse: Tensor, *more: Tensor) -> Tensors:
     """dy, q, y, lse, kv of each chunk[, dkv of the last, from later chunks][, keys] → dq, dkv of each chunk."""
-    dy, q, y, lse, *more = tensors
-    count, dropped = int(op.attributes['parts']), 'dropout' in op.attributes
-    kv, later, keys = more[:count], more[count : len(more) - dropped], more[len(more) - dropped :]
-    part = _part(op, where, q, kv, keys)
-    dq, dkv = part.backward(heads(op, dy), heads(op, y), lse.reshape(part.q.shape[:-1]))
+    count = int(op.attributes['parts'])
+    later, keys = _before_and_keys(op, more[count:])
+    dq, dkv = _part(op, where, q, more[:count], keys).backward(dy, y, lse)
     own = list(dkv.split(q.shape[1], 1))
     # Later chunks see a run of chunks that ends with this one; those before it, past a window, they do not.
     unseen = count - len(later)
     # Tensors apart: parts of one would keep the memory of all until the last of them is freed.
     first = (one.clone() if count > 1 else one for one in own[:unseen])
-    return [join(op, dq), *first, *(one + other for one, other in zip(own[unseen:], later, strict=True))]
+    return [dq, *first, *(one + other for one, other in zip(own[unseen:], later, strict=True))]
 
 
-def _part(op: OpClass, where: Context, q: torch.Tensor, kv: Tensors, keys: Tensors) -> Part:
+def _part(op: OpClass, where: Context, q: Tensor, kv: tuple[Tensor, ...], keys: Sequence[Tensor]) -> Part:
     own = int(op.attributes.get('first', 0)) + torch.arange(q.shape[1])
     there = int(op.attributes['first_key']) + torch.arange(q.shape[1] * len(kv))
     return Part(op, where, q, torch.cat(kv, 1), keys, (own, there))
@@ -627,8 +580,8 @@ KERNELS = {
     **rows('context_attention', F=part_forward, I=part_dx),
     **rows('repeat_kv', F=repeat_forward, I=repeat_dx),
     **rows('split_qkv', F=split_forward, I=split_dx),
-    **rows('context_scores', F=context_scores_forward, I=context_scores_dx),
-    **rows('context_values', F=context_values_forward, I=context_values_dx),
+    **rows('context_scores', F=scores_forward, I=context_scores_dx),
+    **rows('context_values', F=values_forward, I=context_values_dx),
     **rows('join_keys', F=join_keys, I=join_keys),
     **rows('chunk_attention', F=chunk_forward, I=chunk_dx),
 }

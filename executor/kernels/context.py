@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import torch
 
 from executor.draws import dropout_mask, in_sequence
 from simpar.program import OpClass, Program
 
+Tensor: TypeAlias = torch.Tensor
+Tensors: TypeAlias = list[Tensor]
 
-def wide(tensor: torch.Tensor) -> torch.Tensor:
+
+def wide(tensor: Tensor) -> Tensor:
     """The tensor in at least fp32."""
     return tensor.float() if tensor.element_size() < torch.float32.itemsize else tensor
 
@@ -37,7 +40,7 @@ class Context:
     rank: int
     position: dict[str, int]
     size: dict[str, int]
-    step: int | torch.Tensor = 0
+    step: int | Tensor = 0
     micro_batch: int = 0
     copy: int = 0
     device: torch.device = CPU
@@ -50,13 +53,14 @@ class Context:
         return Context(self.rank, self.position, self.size, self.step, micro_batch, copy, self.device)
 
 
-Kernel = Callable[[OpClass, Context, list[torch.Tensor]], list[torch.Tensor]]
+Kernel = Callable[..., Tensors]
+"""What an op class makes, where it runs, of the tensors that it reads: ``kernel(op, where, *tensors)``."""
 Entry = TypeVar('Entry')
 
 
-def plain(function: Callable[..., torch.Tensor]) -> Kernel:
+def plain(function: Callable[..., Tensor]) -> Kernel:
     """A kernel that is a function of its tensors alone, and gives one."""
-    return lambda op, where, tensors: [function(*tensors)]
+    return lambda op, where, *tensors: [function(*tensors)]
 
 
 def of_phases(operator: str, phases: str, kernel: Entry) -> dict[tuple[str, str], Entry]:
@@ -89,7 +93,7 @@ def position(op: OpClass, where: Context) -> int:
 # Places of tokens: those of a rank's part of a sequence, and their positions, which begin anew with each document.
 
 
-def places(op: OpClass, where: Context, tokens: int) -> torch.Tensor:
+def places(op: OpClass, where: Context, tokens: int) -> Tensor:
     """The position of each of a rank's tokens, [tokens]: in its document, where ``attributes['documents']`` has some.
 
     Arguments: ``tokens`` of a sample on this rank.
@@ -98,25 +102,25 @@ def places(op: OpClass, where: Context, tokens: int) -> torch.Tensor:
     return own - begin_of(op, own)
 
 
-def held(op: OpClass, where: Context, tokens: int) -> torch.Tensor:
+def held(op: OpClass, where: Context, tokens: int) -> Tensor:
     """Which tokens of its sequence a rank has, [tokens], whichever way ranks share it."""
     partition = str(op.attributes.get('partition', ''))
     first = int(op.attributes.get('first', 0))
     return first + in_slice(op, position(op, where), tokens, where.size[partition] if partition else 1)
 
 
-def in_slice(op: OpClass, number: int, tokens: int, slices: int) -> torch.Tensor:
+def in_slice(op: OpClass, number: int, tokens: int, slices: int) -> Tensor:
     """Which tokens slice ``number`` of equal ``slices`` has."""
     index = torch.arange(tokens) + number * tokens
     return in_sequence(index, slices * tokens, int(op.attributes.get('balanced', 0)))
 
 
-def in_order(op: OpClass, tokens: int) -> torch.Tensor:
+def in_order(op: OpClass, tokens: int) -> Tensor:
     """The tokens of a whole sequence, in the order in which context ranks hold them."""
     return in_slice(op, 0, tokens, 1)
 
 
-def begin_of(op: OpClass, tokens: torch.Tensor) -> torch.Tensor:
+def begin_of(op: OpClass, tokens: Tensor) -> Tensor:
     """Where the document of each of some tokens begins; all 0 where there is one."""
     text = str(op.attributes.get('documents', ''))
     if not text:
@@ -132,10 +136,10 @@ def begin_of(op: OpClass, tokens: torch.Tensor) -> torch.Tensor:
 def mask_of(
     op: OpClass,
     where: Context,
-    keys: torch.Tensor,
+    keys: Tensor,
     shape: Sequence[int],
-    pairs: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> torch.Tensor:
+    pairs: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """The mask of this rank's shard.
 
     Arguments: ``shape`` of the shard, batch first; ``pairs``, of probabilities the places of queries and keys, which
@@ -154,7 +158,7 @@ def mask_of(
     return dropout_mask(keys, site, full, probability, shard, places)
 
 
-def _places(op: OpClass, where: Context, full: Sequence[int]) -> dict[int, torch.Tensor]:
+def _places(op: OpClass, where: Context, full: Sequence[int]) -> dict[int, Tensor]:
     """By dim the places of a sequence that a rank does not hold from the first on, in order."""
     first = int(op.attributes.get('first', 0))
     if first and len(full) == 2:
@@ -170,21 +174,20 @@ def _places(op: OpClass, where: Context, full: Sequence[int]) -> dict[int, torch
     return {1: every, 2: every}
 
 
-def left(op: OpClass, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def left(op: OpClass, x: Tensor, mask: Tensor) -> Tensor:
     """x × mask / (1 − probability)."""
     return x * mask / (1 - float(op.attributes['dropout']))
 
 
-def dropout_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def dropout_forward(op: OpClass, where: Context, x: Tensor, keys: Tensor) -> Tensors:
     """x, keys → y, mask."""
-    x, keys = tensors
     mask = mask_of(op, where, keys, x.shape)
     return [left(op, x, mask), mask]
 
 
-def dropout_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def dropout_dx(op: OpClass, where: Context, dy: Tensor, mask: Tensor) -> Tensors:
     """dy, mask → dx."""
-    return [left(op, *tensors)]
+    return [left(op, dy, mask)]
 
 
 DROPOUT: Final[dict[tuple[str, str], Kernel]] = {

@@ -3,6 +3,8 @@
 B batch, S sequence, G groups (key/value heads on this rank), C columns (queries, key and value), D head_dim.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from math import ceil, floor, log, pi
 
 import torch
@@ -11,19 +13,17 @@ from torch.nn import functional
 from executor.devices.fused import fused
 from executor.draws import on_device
 from executor.kernels.attention import values_of
-from executor.kernels.context import Context, places, rows, wide
+from executor.kernels.context import Context, Tensor, Tensors, places, rows, wide
 from simpar.program import OpClass
 
 
-def norm_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x, gain, bias → y, mean, rstd."""
-    x, gain, bias = tensors
+def norm_forward(op: OpClass, where: Context, x: Tensor, gain: Tensor, bias: Tensor | None = None) -> Tensors:
+    """x, gain[, bias] → y, mean, rstd."""
     return list(torch.native_layer_norm(x, x.shape[-1:], gain, bias, float(op.attributes['epsilon'])))
 
 
-def norm_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def norm_dx(op: OpClass, where: Context, dy: Tensor, x: Tensor, gain: Tensor, mean: Tensor, rstd: Tensor) -> Tensors:
     """dy, x, gain, mean, rstd → dx."""
-    dy, x, gain, mean, rstd = tensors
     # aten wants the statistics with a last dim of length 1.
     column = (*x.shape[:-1], 1)
     dx, _, _ = torch.ops.aten.native_layer_norm_backward(
@@ -40,28 +40,15 @@ def norm_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[to
     return [dx]
 
 
-def norm_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy, x, mean, rstd → dgain, dbias."""
-    dy, x, mean, rstd = tensors
+def norm_dw(op: OpClass, where: Context, dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensors:
+    """dy, x, mean, rstd → dgain[, dbias]."""
     column = (*x.shape[:-1], 1)
-    normalised = (x - mean.reshape(column)) * rstd.reshape(column)
-    return [(dy * normalised).flatten(0, -2).sum(0), dy.flatten(0, -2).sum(0)]
+    of_each = [dy * ((x - mean.reshape(column)) * rstd.reshape(column)), dy]
+    return [one.flatten(0, -2).sum(0) for one in of_each[: len(op.writes + op.accumulates)]]
 
 
-def gain_norm_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x, gain → y, mean, rstd."""
-    x, gain = tensors
-    return list(torch.native_layer_norm(x, x.shape[-1:], gain, None, float(op.attributes['epsilon'])))
-
-
-def gain_norm_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy, x, mean, rstd → dgain."""
-    return norm_dw(op, where, tensors)[:1]
-
-
-def rms_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def rms_forward(op: OpClass, where: Context, x: Tensor, gain: Tensor) -> Tensors:
     """x, gain → y, rstd."""
-    x, gain = tensors
     if fused('rms_norm', op, x):
         return list(torch.ops.aten._fused_rms_norm(x, x.shape[-1:], gain, float(op.attributes['epsilon'])))
     # Squares of 16-bit numbers overflow early.
@@ -69,19 +56,18 @@ def rms_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> lis
     return [x * rstd * gain, rstd]
 
 
-def rms_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def rms_dx(op: OpClass, where: Context, dy: Tensor, x: Tensor, gain: Tensor, rstd: Tensor) -> Tensors:
     """dy, x, gain, rstd → dx."""
-    dy, x, gain, rstd = tensors
     if fused('rms_norm', op, x):
         shape, column = x.shape[-1:], (*x.shape[:-1], 1)
         wanted = [True, False]
         return [torch.ops.aten._fused_rms_norm_backward(dy, x, shape, rstd.reshape(column), gain, wanted)[0]]
-    dy, x, gain, rstd = map(wide, tensors)
+    dy, x, gain, rstd = map(wide, (dy, x, gain, rstd))
     normalised, scaled = x * rstd, dy * gain
     return [rstd * (scaled - normalised * (scaled * normalised).mean(-1, keepdim=True))]
 
 
-def rms_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def rms_dw(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """dy, x, rstd → dgain."""
     dy, x, rstd = map(wide, tensors)
     return [(dy * x * rstd).flatten(0, -2).sum(0)]
@@ -90,16 +76,15 @@ def rms_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[tor
 # RMSNorm of every head of the queries and keys of fused ``qkv``.
 
 
-def qk_norm_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def qk_norm_forward(op: OpClass, where: Context, qkv: Tensor, *gains: Tensor) -> Tensors:
     """qkv, gain of queries, gain of keys → qkv, rstd [B, S, G × (C − 1)]."""
-    qkv, *gains = tensors
     x_BSGCD = _columns(op, qkv)
     rstd = (_mean(op, wide(x_BSGCD[..., :-1, :]).square()) + float(op.attributes['epsilon'])).rsqrt()
     normalised = x_BSGCD[..., :-1, :] * rstd * _gains(op, gains)
     return [_joined(normalised, x_BSGCD), rstd.flatten(2)]
 
 
-def qk_norm_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def qk_norm_dx(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """dy, qkv, gain of queries, gain of keys, rstd → dqkv."""
     dy, qkv, q_gain, k_gain, rstd_BSC = map(wide, tensors)
     dy_BSGCD, x_BSGCD, rstd = _columns(op, dy), _columns(op, qkv)[..., :-1, :], _rstd(op, rstd_BSC)
@@ -108,7 +93,7 @@ def qk_norm_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list
     return [_joined(dx, dy_BSGCD)]
 
 
-def qk_norm_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def qk_norm_dw(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """dy, qkv, rstd → gradients of the gains."""
     dy, qkv, rstd_BSC = map(wide, tensors)
     of_each = (_columns(op, dy)[..., :-1, :] * _columns(op, qkv)[..., :-1, :] * _rstd(op, rstd_BSC)).sum((0, 1))
@@ -117,12 +102,12 @@ def qk_norm_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list
     return [of_each[:, :-1].sum((0, 1)), of_each[:, -1].sum(0)]
 
 
-def _columns(op: OpClass, qkv: torch.Tensor) -> torch.Tensor:
+def _columns(op: OpClass, qkv: Tensor) -> Tensor:
     groups, queries, head_dim = (int(op.attributes[key]) for key in ('groups', 'queries', 'head_dim'))
     return qkv.unflatten(-1, (groups, queries + 2, head_dim))
 
 
-def _mean(op: OpClass, x_BSGCD: torch.Tensor) -> torch.Tensor:
+def _mean(op: OpClass, x_BSGCD: Tensor) -> Tensor:
     """Of each head, or of all queries and of all keys."""
     if 'whole' not in op.attributes:
         return x_BSGCD.mean(-1, keepdim=True)
@@ -131,12 +116,12 @@ def _mean(op: OpClass, x_BSGCD: torch.Tensor) -> torch.Tensor:
     return torch.cat([of_queries, x_BSGCD[..., -1:, :].mean((2, 4), keepdim=True)], 3)
 
 
-def _rstd(op: OpClass, rstd: torch.Tensor) -> torch.Tensor:
+def _rstd(op: OpClass, rstd: Tensor) -> Tensor:
     groups = 1 if 'whole' in op.attributes else int(op.attributes['groups'])
     return rstd.unflatten(-1, (groups, -1)).unsqueeze(-1)
 
 
-def _gains(op: OpClass, gains: list[torch.Tensor]) -> torch.Tensor:
+def _gains(op: OpClass, gains: Sequence[Tensor]) -> Tensor:
     """[C − 1, D], or [G, C − 1, D]: the gain of queries for each of a group's, then that of keys."""
     q_gain, k_gain = gains
     if 'whole' in op.attributes:
@@ -145,7 +130,7 @@ def _gains(op: OpClass, gains: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([q_gain.expand(int(op.attributes['queries']), -1), k_gain.unsqueeze(0)])
 
 
-def _joined(queries_and_keys: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+def _joined(queries_and_keys: Tensor, source: Tensor) -> Tensor:
     """With the values of a source behind them."""
     return torch.cat([queries_and_keys, source[..., -1:, :]], -2).flatten(2)
 
@@ -153,17 +138,7 @@ def _joined(queries_and_keys: torch.Tensor, source: torch.Tensor) -> torch.Tenso
 # Rotary position embedding of the queries and keys of fused ``qkv``; the backward turns the other way.
 
 
-def rotary_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """qkv → qkv, turned."""
-    return [_turned(op, where, tensors[0])]
-
-
-def rotary_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy → dqkv."""
-    return [_turned(op, where, tensors[0], back=True)]
-
-
-def frequencies(features: int, theta: float, scaling: list[float]) -> torch.Tensor:
+def frequencies(features: int, theta: float, scaling: list[float]) -> Tensor:
     """Radians a position, [features / 2]; ``scaling`` as of ``Rotation``."""
     found = theta ** (-torch.arange(0, features, 2, dtype=torch.float64) / features)
     if not scaling:
@@ -180,7 +155,7 @@ def frequencies(features: int, theta: float, scaling: list[float]) -> torch.Tens
     return found * (kept + (1 - kept) / factor)
 
 
-def _yarn(found: torch.Tensor, theta: float, factor: float, original: float, fast: float, slow: float) -> torch.Tensor:
+def _yarn(found: Tensor, theta: float, factor: float, original: float, fast: float, slow: float) -> Tensor:
     """Divided by the factor behind a ramp over features, from those that turn ``fast`` times to those of ``slow``."""
     features = 2 * len(found)
     first, last = (features * log(original / (turns * 2 * pi)) / (2 * log(theta)) for turns in (fast, slow))
@@ -193,7 +168,7 @@ def _numbers(op: OpClass, key: str) -> list[float]:
     return [float(number) for number in str(op.attributes.get(key, '')).split()]
 
 
-def turned(op: OpClass, where: Context, x: torch.Tensor, *, back: bool = False) -> torch.Tensor:
+def turned(op: OpClass, where: Context, x: Tensor, *, back: bool = False) -> Tensor:
     """x [B, S, ..., features], every feature turned by its position; ``back``, the transpose of that."""
     sequence = x.shape[1]
     scaling, factors = _numbers(op, 'scaling'), _numbers(op, 'factors')
@@ -212,7 +187,8 @@ def turned(op: OpClass, where: Context, x: torch.Tensor, *, back: bool = False) 
     return y.to(x.dtype)
 
 
-def _turned(op: OpClass, where: Context, qkv: torch.Tensor, *, back: bool = False) -> torch.Tensor:
+def rotary(op: OpClass, where: Context, qkv: Tensor, *, back: bool = False) -> Tensors:
+    """qkv → qkv, turned; or dy → dqkv, turned back."""
     groups, queries, head_dim, rotated = (
         int(op.attributes[key]) for key in ('groups', 'queries', 'head_dim', 'rotated')
     )
@@ -220,46 +196,43 @@ def _turned(op: OpClass, where: Context, qkv: torch.Tensor, *, back: bool = Fals
     # Values, the last column, are not turned.
     part = y_BSGCD[..., : queries + 1, :rotated]
     part.copy_(turned(op, where, part, back=back))
-    return y_BSGCD.flatten(2)
+    return [y_BSGCD.flatten(2)]
 
 
 # What multi-head latent attention has between its products: a norm of a part, a part, and what attention reads.
 
 
-def latent_norm_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def latent_norm_forward(op: OpClass, where: Context, x: Tensor, gain: Tensor) -> Tensors:
     """x, gain → RMSNorm of the first features, as many as there are gains, and rstd."""
-    x, gain = tensors
-    return rms_forward(op, where, [x[..., : gain.shape[-1]], gain])
+    return rms_forward(op, where, x[..., : gain.shape[-1]], gain)
 
 
-def latent_norm_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def latent_norm_dx(op: OpClass, where: Context, dy: Tensor, x: Tensor, gain: Tensor, rstd: Tensor) -> Tensors:
     """dy, x, gain, rstd → dx, zero for the features that were left out."""
-    dy, x, gain, rstd = tensors
     features = gain.shape[-1]
-    (dx,) = rms_dx(op, where, [dy, x[..., :features], gain, rstd])
+    (dx,) = rms_dx(op, where, dy, x[..., :features], gain, rstd)
     return [functional.pad(dx, (0, x.shape[-1] - features))]
 
 
-def latent_norm_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def latent_norm_dw(op: OpClass, where: Context, dy: Tensor, x: Tensor, rstd: Tensor) -> Tensors:
     """dy, x, rstd → dgain."""
-    dy, x, rstd = tensors
-    return rms_dw(op, where, [dy, x[..., : dy.shape[-1]], rstd])
+    return rms_dw(op, where, dy, x[..., : dy.shape[-1]], rstd)
 
 
-def last_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def last_forward(op: OpClass, where: Context, x: Tensor) -> Tensors:
     """x → its features behind the first ``before``."""
-    return [tensors[0][..., int(op.attributes['before']) :].contiguous()]
+    return [x[..., int(op.attributes['before']) :].contiguous()]
 
 
-def last_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def last_dx(op: OpClass, where: Context, dy: Tensor) -> Tensors:
     """dy → dx."""
-    return [functional.pad(tensors[0], (int(op.attributes['before']), 0))]
+    return [functional.pad(dy, (int(op.attributes['before']), 0))]
 
 
-def qkv_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def qkv_forward(op: OpClass, where: Context, q: Tensor, kv: Tensor, k_rope: Tensor) -> Tensors:
     """q, keys and values, shared keys → qkv [B, S, G × (query, key, value)]."""
     groups = int(op.attributes['groups'])
-    (q, kv), k_rope = (tensor.unflatten(-1, (groups, -1)) for tensor in tensors[:2]), tensors[2]
+    q, kv = (tensor.unflatten(-1, (groups, -1)) for tensor in (q, kv))
     rotated, values = int(op.attributes['rotated']), values_of(op)
     q_nope, q_rope = q.split((q.shape[-1] - rotated, rotated), -1)
     k_nope, v = kv.split((kv.shape[-1] - values, values), -1)
@@ -267,10 +240,10 @@ def qkv_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> lis
     return [torch.cat([q_nope, turned(op, where, q_rope), k_nope, k_turned, v], -1).flatten(2)]
 
 
-def qkv_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def qkv_dx(op: OpClass, where: Context, dqkv: Tensor) -> Tensors:
     """dqkv → the gradient of the part that ``of`` names."""
     head_dim, rotated, values = int(op.attributes['head_dim']), int(op.attributes['rotated']), values_of(op)
-    dqkv_BSGD = tensors[0].unflatten(-1, (int(op.attributes['groups']), -1))
+    dqkv_BSGD = dqkv.unflatten(-1, (int(op.attributes['groups']), -1))
     parts = (head_dim - rotated, rotated, head_dim - rotated, rotated, values)
     dq, dq_turned, dk, dk_turned, dv = dqkv_BSGD.split(parts, -1)
     if op.attributes['of'] == 'q':
@@ -283,10 +256,10 @@ def qkv_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[tor
 
 KERNELS = {
     **rows('norm', F=norm_forward, I=norm_dx, W=norm_dw),
-    **rows('gain_norm', F=gain_norm_forward, I=norm_dx, W=gain_norm_dw),
+    **rows('gain_norm', F=norm_forward, I=norm_dx, W=norm_dw),
     **rows('rms_norm', F=rms_forward, I=rms_dx, W=rms_dw),
     **rows('qk_norm', F=qk_norm_forward, I=qk_norm_dx, W=qk_norm_dw),
-    **rows('rotary', F=rotary_forward, I=rotary_dx),
+    **rows('rotary', F=rotary, I=partial(rotary, back=True)),
     **rows('latent_norm', F=latent_norm_forward, I=latent_norm_dx, W=latent_norm_dw),
     **rows('last_features', F=last_forward, I=last_dx),
     **rows('latent_qkv', F=qkv_forward, I=qkv_dx),

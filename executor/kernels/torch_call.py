@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any, Final
@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from executor.draws import OWN, own_operator
-from executor.kernels.context import Context, Kernel
+from executor.kernels.context import Context, Kernel, Tensor, Tensors
 from simpar.errors import ProgramError
 from simpar.program import OpClass
 from simpar.torch_module.rules import TABLE
@@ -22,19 +22,16 @@ _BESIDE: Final = frozenset(
 """Calls that only tensors without samples go through."""
 
 
-def forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def forward(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """reads..., weights..., constants... → y."""
     reads = int(op.attributes['reads'])
-    shape = numbers(op.attributes['shape'])
-    rows = prod(tensors[0].shape[:1])
-    return [_run(op, tensors[:reads], tensors[reads:], shape, rows)]
+    return [_run(op, tensors[:reads], tensors[reads:])]
 
 
-def backward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def backward(op: OpClass, where: Context, dy: Tensor, *others: Tensor) -> Tensors:
     """dy, saved reads..., weights..., constants... → the gradient of one read; in W those of all weights."""
-    dy, *others = tensors
     saved = numbers(op.attributes['saved'])
-    held = others[len(saved) :]
+    held = list(others[len(saved) :])
     shapes = [numbers(text) for text in str(op.attributes['shapes']).split('|')]
     full = numbers(op.attributes['result'])
     reads = [_zeros(shape, dy, full) for shape in shapes]
@@ -50,7 +47,7 @@ def backward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[t
     # By the thread that issues to the device: autograd's own threads know neither its stream nor, where the device was
     # made known late, the device.
     with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
-        y = _run(op, reads, held, numbers(op.attributes['shape']), prod(reads[0].shape[:1]))
+        y = _run(op, reads, held)
         try:
             found = torch.autograd.grad(y, wanted, dy.reshape(y.shape).to(y.dtype), allow_unused=True)
         except RuntimeError as error:
@@ -61,24 +58,25 @@ def backward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[t
     return [torch.zeros_like(one) if d is None else d for one, d in zip(wanted, found, strict=True)]
 
 
-def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_()
 
 
-def _zeros(shape: list[int], dy: torch.Tensor, full: list[int]) -> torch.Tensor:
+def _zeros(shape: list[int], dy: Tensor, full: list[int]) -> Tensor:
     """What the derivative needs of a value that was not kept: its shape, of as many samples as the gradient has."""
     # Shapes count the samples of all copies, the gradient those of one.
     rows = shape[0] * (dy.shape[0] if dy.ndim else 1) // full[0]
     return dy.new_zeros(rows, *shape[1:])
 
 
-def _run(op: OpClass, reads: list[torch.Tensor], held: list[torch.Tensor], shape: list[int], rows: int) -> torch.Tensor:
-    floating = next((tensor.dtype for tensor in (*reads, *held) if tensor.is_floating_point()), torch.float32)
+def _run(op: OpClass, reads: Sequence[Tensor], held: Sequence[Tensor]) -> Tensor:
+    every, results = (*reads, *held), list[Tensor]()
+    floating = next((tensor.dtype for tensor in every if tensor.is_floating_point()), torch.float32)
     full = str(op.attributes['shapes']).split('|')[0]
     # How many samples one copy has follows from what it reads.
+    rows = prod(every[0].shape[:1])
     count = int(str(op.attributes['result']).split()[0]) * rows // max(1, numbers(full)[0])
-    local = [count, *shape[1:]]
-    results: list[torch.Tensor] = []
+    local = [count, *numbers(op.attributes['shape'])[1:]]
 
     def value(argument: Any) -> Any:
         if isinstance(argument, list):
@@ -104,14 +102,14 @@ def _calls(text: str) -> list[tuple[str, list[Any], dict[str, Any]]]:
 
 
 @lru_cache(maxsize=512)
-def _called(target: str, own: str) -> Callable[..., torch.Tensor]:
+def _called(target: str, own: str) -> Callable[..., Tensor]:
     """The function of aten; only those of the table, and of ``own`` ones those of --op, whatever a text says."""
     if '::' in target:
         return own_operator(target, own)
     name, _, overload = target.partition('.')
     if name not in TABLE and name not in _BESIDE:
         raise ProgramError(f'aten.{name} is no operator of the table of modules')
-    found: Callable[..., torch.Tensor] = getattr(getattr(torch.ops.aten, name), overload or 'default')
+    found: Callable[..., Tensor] = getattr(getattr(torch.ops.aten, name), overload or 'default')
     return found
 
 

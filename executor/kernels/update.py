@@ -5,7 +5,7 @@ casts to the weights), where a loss scale can leave it out the count of updates 
 squares, to clip by their norm, and how many are not finite: then it changes nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod, sqrt
 from typing import Final
@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from executor.devices.fused import fused
-from executor.kernels.context import Context, position, rows, wide
+from executor.kernels.context import Context, Tensor, Tensors, position, rows, wide
 from executor.validate import dims_of
 from simpar.program import OpClass
 
@@ -21,7 +21,7 @@ EPSILON = 1e-6
 """Added to the norm, as torch's clip_grad_norm_ does."""
 
 
-def square_sum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def square_sum(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """gradients... → Σ (gradient / loss_scale)² / ranks[, how many are not finite].
 
     Where ranks differ along a packed gradient, ``3x40+1x8@data`` says how many have each so many elements of it.
@@ -34,10 +34,10 @@ def square_sum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list
         for part, count in _parts(tensor, ranks, where)
     ]
     total = torch.stack(squares).sum() if squares else torch.zeros((), device=where.device)
-    return [total, *(finite_check(op, where, tensors) if len(op.writes) > 1 else ())]
+    return [total, *(finite_check(op, where, *tensors) if len(op.writes) > 1 else ())]
 
 
-def _parts(tensor: torch.Tensor, ranks: str, where: Context) -> Iterator[tuple[torch.Tensor, int]]:
+def _parts(tensor: Tensor, ranks: str, where: Context) -> Iterator[tuple[Tensor, int]]:
     """A rank's parts of a gradient, and how many ranks have each."""
     runs, _, partition = ranks.partition('@')
     if not partition:
@@ -52,7 +52,7 @@ def _parts(tensor: torch.Tensor, ranks: str, where: Context) -> Iterator[tuple[t
         begin += length
 
 
-def finite_check(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def finite_check(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """gradients... → how many of them are not finite."""
     if not tensors:
         return [torch.zeros((), device=where.device)]
@@ -60,7 +60,7 @@ def finite_check(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
     return [torch.stack([tensor.isfinite().all().logical_not() for tensor in tensors]).sum().float()]
 
 
-def factor(op: OpClass, squares: torch.Tensor | None) -> float | torch.Tensor:
+def factor(op: OpClass, squares: Tensor | None) -> float | Tensor:
     """Return what an update multiplies gradients by: min(1, clip_norm / (norm + 1e-6)) / loss_scale.
 
     Arguments: ``squares``, the norm's; None: nothing is clipped. What follows from it stays on the device.
@@ -78,20 +78,18 @@ def _loss_scale(op: OpClass) -> float:
 
 # Updates that are left out where a gradient is not finite: decided on the device, so that no host waits for it.
 
-Tensors = list[torch.Tensor]
 
-
-def overflow_of(op: OpClass, tensors: Tensors) -> torch.Tensor | None:
+def overflow_of(op: OpClass, tensors: Sequence[Tensor]) -> Tensor | None:
     """How many gradients of all ranks are not finite, where the op reads that: behind all others."""
     return tensors[-1] if 'loss_scale' in op.attributes else None
 
 
-def saved(overflow: torch.Tensor | None, tensors: Tensors) -> Tensors:
+def saved(overflow: Tensor | None, tensors: Tensors) -> Tensors:
     """What an update will change, as it was; nothing where nothing can be left out."""
     return [] if overflow is None else [tensor.clone() for tensor in tensors]
 
 
-def restore(overflow: torch.Tensor | None, tensors: Tensors, before: Tensors) -> None:
+def restore(overflow: Tensor | None, tensors: Tensors, before: Tensors) -> None:
     """Put all back where something is not finite."""
     if overflow is not None:
         # A choice, not a product: NaN times zero is NaN.
@@ -103,6 +101,12 @@ def restore(overflow: torch.Tensor | None, tensors: Tensors, before: Tensors) ->
 
 STATES: Final = {'sgd': 0, 'momentum': 1, 'adam': 2}
 """Operator → states of a weight, without its master."""
+ADAM: Final = {
+    'lr': 'learning_rate',
+    'eps': 'epsilon',
+    **{key: key for key in ('beta1', 'beta2', 'weight_decay')},
+}
+"""What torch's fused kernel calls the attributes of the rule."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,9 +130,9 @@ class _Operands:
     held: list[Tensors]
     exact: Tensors
     shares: bool
-    count: torch.Tensor | None
-    factor: float | torch.Tensor
-    overflow: torch.Tensor | None
+    count: Tensor | None
+    factor: float | Tensor
+    overflow: Tensor | None
     before: Tensors
 
     @property
@@ -146,7 +150,7 @@ class _Operands:
         """The gradients, unscaled and clipped, in the form of the states; new tensors."""
         return list(torch._foreach_mul(_like(self.gradients, self.states[0]), self.factor))
 
-    def change(self, by: Tensors, rate: float | torch.Tensor) -> None:
+    def change(self, by: Tensors, rate: float | Tensor) -> None:
         """Take ``rate`` times something from the weights."""
         by = _like(by, self.exact)
         if isinstance(rate, torch.Tensor):
@@ -169,20 +173,20 @@ class _Operands:
         return self.written
 
 
-def sgd(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def sgd(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """→ weights...[, masters...]"""
-    operands = _operands(op, tensors)
+    operands = _operands(op, *tensors)
     # SGD is linear in its gradients, so unscaling and clipping go into the rate.
     operands.change(operands.gradients, float(op.attributes['learning_rate']) * operands.factor)
     return operands.cast()
 
 
-def momentum(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def momentum(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """→ weights..., v...[, masters...]: v = momentum · v + g, and w −= learning_rate · v.
 
     g has weight_decay · w added; with ``nesterov``, w −= learning_rate · (g + momentum · v).
     """
-    operands = _operands(op, tensors)
+    operands = _operands(op, *tensors)
     (v,), gradients = operands.states, operands.scaled()
     decay, mu = float(op.attributes['weight_decay']), float(op.attributes['momentum'])
     if decay:
@@ -197,13 +201,13 @@ def momentum(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     return operands.cast()
 
 
-def adam(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def adam(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """→ weights..., m..., v...[, masters...][, count]; Kingma and Ba 2014, algorithm 1.
 
     With ``weight_decay``, weights first lose learning_rate · weight_decay of themselves: AdamW, Loshchilov and Hutter
     2019, algorithm 2.
     """
-    operands = _operands(op, tensors)
+    operands = _operands(op, *tensors)
     # Where steps may be skipped, the bias correction counts updates, not steps.
     step = where.step + 1 if operands.count is None else operands.count.add_(1).double().reshape(())
     gradients = _like(operands.gradients, operands.states[0]) if operands.plain else operands.scaled()
@@ -214,29 +218,17 @@ def adam(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     return operands.cast()
 
 
-def _fused_adam(op: OpClass, operands: _Operands, gradients: Tensors, step: int | torch.Tensor) -> None:
+def _fused_adam(op: OpClass, operands: _Operands, gradients: Tensors, step: int | Tensor) -> None:
     """One kernel for all weights of the op."""
     (m, v), attributes = operands.states, op.attributes
     exact = [weight.view(state.shape) for weight, state in zip(operands.exact, m, strict=True)]
     number = step.float() if isinstance(step, torch.Tensor) else torch.full((), float(step), device=exact[0].device)
-    torch.ops.aten._fused_adamw_(
-        exact,
-        gradients,
-        m,
-        v,
-        [],
-        [number] * len(exact),
-        lr=float(attributes['learning_rate']),
-        beta1=float(attributes['beta1']),
-        beta2=float(attributes['beta2']),
-        weight_decay=float(attributes.get('weight_decay', 0.0)),
-        eps=float(attributes['epsilon']),
-        amsgrad=False,
-        maximize=False,
-    )
+    rule = {name: float(attributes.get(key, 0.0)) for name, key in ADAM.items()}
+    numbers = [number] * len(exact)
+    torch.ops.aten._fused_adamw_(exact, gradients, m, v, [], numbers, **rule, amsgrad=False, maximize=False)
 
 
-def _composed_adam(op: OpClass, operands: _Operands, gradients: Tensors, step: int | torch.Tensor) -> None:
+def _composed_adam(op: OpClass, operands: _Operands, gradients: Tensors, step: int | Tensor) -> None:
     """A kernel for each product and sum of all weights."""
     m, v = operands.states
     rate, decay = float(op.attributes['learning_rate']), float(op.attributes.get('weight_decay', 0.0))
@@ -255,7 +247,7 @@ def _composed_adam(op: OpClass, operands: _Operands, gradients: Tensors, step: i
     operands.change(change, rate / (1 - beta1**step))
 
 
-def _operands(op: OpClass, tensors: Tensors) -> _Operands:
+def _operands(op: OpClass, *tensors: Tensor) -> _Operands:
     """Sort what an update reads by kind."""
     attributes = op.attributes
     # Read from the back: what is optional stands last, so its places are known.
@@ -277,9 +269,9 @@ def _operands(op: OpClass, tensors: Tensors) -> _Operands:
     return replace(operands, before=saved(overflow, operands.written))
 
 
-def _by_kind(tensors: Tensors, kinds: int) -> list[Tensors]:
+def _by_kind(tensors: Sequence[Tensor], kinds: int) -> list[Tensors]:
     count = len(tensors) // kinds
-    return [tensors[first : first + count] for first in range(0, len(tensors), count)]
+    return [list(tensors[first : first + count]) for first in range(0, len(tensors), count)]
 
 
 def _like(tensors: Tensors, others: Tensors) -> Tensors:
@@ -293,12 +285,11 @@ COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
 MUON_EPSILON: Final = 1e-7
 
 
-def muon_momentum(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def muon_momentum(op: OpClass, where: Context, gradient: Tensor, v: Tensor, *numbers: Tensor) -> Tensors:
     """gradient, v[, squares][, overflow] → v, u: v = momentum · v + g; u = v, or with ``nesterov`` g + momentum · v."""
-    gradient, v, *numbers = tensors
     squares = numbers[0] if 'clip_norm' in op.attributes else None
     dtype = v.dtype if gradient.dtype == torch.float16 else gradient.dtype
-    overflow = overflow_of(op, tensors)
+    overflow = overflow_of(op, numbers)
     before = saved(overflow, [v])
     g, mu = gradient.reshape(v.shape).to(v.dtype) * factor(op, squares), float(op.attributes['momentum'])
     v.mul_(mu).add_(g)
@@ -309,22 +300,20 @@ def muon_momentum(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     return [v, u]
 
 
-def muon(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def muon(op: OpClass, where: Context, full: Tensor, *rest: Tensor) -> Tensors:
     """u, weight[, master][, overflow] → weight[, master]: this rank's shard of the change of the full matrix."""
-    full, *rest = tensors
-    return muon_step(op, where, [_own(op, where, full), *rest])
+    return muon_step(op, where, _own(op, where, full), *rest)
 
 
-def muon_change(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def muon_change(op: OpClass, where: Context, full: Tensor) -> Tensors:
     """u → this rank's shard of the change of the full matrix."""
-    return [_own(op, where, tensors[0])]
+    return [_own(op, where, full)]
 
 
-def muon_step(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+def muon_step(op: OpClass, where: Context, change: Tensor, weight: Tensor, *rest: Tensor) -> Tensors:
     """change, weight[, master][, overflow] → weight[, master]: decayed, and changed."""
-    change, weight, *rest = tensors
-    masters = rest[:1] if op.attributes.get('master_weights') else []
-    overflow = overflow_of(op, tensors)
+    masters = rest[:1] if op.attributes.get('master_weights') else ()
+    overflow = overflow_of(op, rest)
     before = saved(overflow, [weight, *masters])
     exact, rate = (masters or [weight])[0], float(op.attributes['learning_rate'])
     exact.mul_(1 - rate * float(op.attributes['weight_decay']))
@@ -335,7 +324,7 @@ def muon_step(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     return [weight, *masters]
 
 
-def _own(op: OpClass, where: Context, full: torch.Tensor) -> torch.Tensor:
+def _own(op: OpClass, where: Context, full: Tensor) -> Tensor:
     """What of the full change a rank has; a matrix for each of the leading dims that count them."""
     many = int(op.attributes.get('many', 0))
     behind = many + int(op.attributes['rows'])
@@ -349,7 +338,7 @@ def _own(op: OpClass, where: Context, full: torch.Tensor) -> torch.Tensor:
     return change
 
 
-def _orthogonal(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
+def _orthogonal(matrix: Tensor, iterations: int) -> Tensor:
     """Newton–Schulz of degree 5, on the side of fewer rows."""
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
@@ -364,7 +353,7 @@ def _orthogonal(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
 # What optimizer parallelism does on a rank alone: shards of full weights, and the freeing of gathered ones.
 
 
-def shard(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def shard(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """weights... → this position's shards of them in ``partition``, which the update changes.
 
     In memory of their own, so that a weight changes nowhere but where its op says so.
@@ -377,7 +366,7 @@ def shard(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torc
     ]
 
 
-def reshard(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def reshard(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """Nothing: the op frees."""
     return []
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from executor.host import Clock
+from simpar.engine.fold import fair_speeds
 from simpar.units import quantise
 
 # A paced link: what one rank sends through, shared by the threads of its streams as the simulator shares a link.
@@ -39,10 +40,10 @@ class Transfer:
         beside_compute: its highest speed while the device computes.
     """
 
-    __slots__ = ('before', 'beside_compute', 'demand', 'ended', 'now')
+    __slots__ = ('before', 'beside_compute', 'ended', 'links', 'now', 'top')
 
     def __init__(self, seconds: float, demand: float, beside_compute: float) -> None:
-        self.demand = demand
+        self.links, self.top = ((0, demand),), 1.0
         self.beside_compute = beside_compute
         # What held up to this instant, and what holds from it on: several changes at one instant count as one.
         self.before = self.now = Progress(seconds, 0.0, 0.0, math.inf)
@@ -145,30 +146,10 @@ class Sharing:
 
     def _solve(self) -> None:
         """Set all speeds anew, from this instant on."""
-        caps = [transfer.beside_compute if self._computing else 1.0 for transfer in self._active]
-        speeds = fair_speeds([transfer.demand for transfer in self._active], caps)
-        for transfer, speed in zip(self._active, speeds, strict=True):
+        for transfer in self._active:
+            transfer.top = transfer.beside_compute if self._computing else 1.0
+        for transfer, speed in fair_speeds(self._active).items():
             transfer.settle(self._at, speed)
-
-
-def fair_speeds(demands: list[float], caps: list[float]) -> list[float]:
-    """Max-min fair speeds on one link: Σ speed·demand ≤ 1, no speed above its cap, and none can be raised but at the
-    cost of one that is no higher.
-
-    Arguments: ``demands``, multiples of 2⁻¹⁰, so that their sums are exact and no order matters.
-    """
-    speeds = [0.0] * len(demands)
-    room, rising = 1.0, list(range(len(demands)))
-    # All rise together; each round fixes those at the lowest cap, or everybody where the link is full.
-    while rising:
-        share = room / sum(demands[index] for index in rising)
-        level = min(share, *(caps[index] for index in rising))
-        fixed = rising if share <= level else [index for index in rising if caps[index] <= level]
-        for index in fixed:
-            speeds[index] = level
-        room -= level * sum(demands[index] for index in fixed)
-        rising = [index for index in rising if index not in fixed]
-    return speeds
 
 
 class Link:

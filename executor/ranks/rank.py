@@ -116,16 +116,13 @@ class Rank:
         """A pair of process groups for each communicator; all ranks make all groups, in the same order."""
         channels = {}
         used: dict[tuple[int, ...], int] = {}
-        for partition, stream in validate.communicators(program):
-            # torch demands that all ranks of the world create all groups, in one order, members or not.
-            for members in map(tuple, partition.groups_GP.tolist()):
-                if len(members) == 1:
-                    continue
-                # Two communicators of the same ranks must not share a group: gloo would mix their messages.
-                ordinal = used[members] = used.get(members, -1) + 1
-                upward, downward = (self._group(members, ordinal, way) for way in ('up', 'down'))
-                if self.rank in members:
-                    channels[partition.name, stream] = Channel(members, self.rank, upward, downward, self.clock)
+        # torch demands that all ranks of the world create all groups, in one order, members or not.
+        for partition, stream, members in validate.groups(program):
+            # Two communicators of the same ranks must not share a group: gloo would mix their messages.
+            ordinal = used[members] = used.get(members, -1) + 1
+            upward, downward = (self._group(members, ordinal, way) for way in ('up', 'down'))
+            if self.rank in members:
+                channels[partition, stream] = Channel(members, self.rank, upward, downward, self.clock)
         return channels
 
     def _group(self, members: tuple[int, ...], ordinal: int, way: str) -> dist.ProcessGroup:
@@ -178,7 +175,7 @@ class Rank:
         if stretch is None or computation is None:
             return ''
         self._held = {name: tensor.cpu() for name, tensor in computation.memory.held.items()}
-        return write_rank(Path(stretch.save), program, self.rank, self._held).packed() if stretch.save else ''
+        return write_rank(Path(stretch.save), program, self.rank, self._held) if stretch.save else ''
 
     def _in_threads(self, program: Program, request: Request, *, favour: bool) -> Prepared:
         """A thread for each stream."""

@@ -21,7 +21,7 @@ from executor.kernels import LOSSES, Bound, Context, bind, context, kernel
 from executor.ranks.collectives import Channel, Link, Messages, Pace, Rings
 from executor.ranks.request import Pair, Part, Request, Stretch
 from executor.ranks.streams import Work
-from executor.tensors import TORCH, Packing, bounds, initial, joined, persistent, slices_of, torch_dtype
+from executor.tensors import TORCH, Packing, bounds, initial, joined, persistent, shape_of_step, slices_of, torch_dtype
 from simpar.errors import ProgramError, RunFailed
 from simpar.program import Instance, OpClass, Program, Tensor, instance
 from simpar.units import format_size
@@ -261,22 +261,15 @@ def device_transports(
             )
         return {key: Rings(channel) for key, channel in channels.items()}
     found: Transports = {}
-    for partition, stream in validate.communicators(program):
-        for members in map(tuple, partition.groups_GP.tolist()):
-            if len(members) == 1:
-                continue
-            key = (device.kind.backend, members, partition.name, stream)
-            if key not in groups:
-                # Bound to its device, it connects at once: not in the middle of a step, where ranks would wait for
-                # one another in different orders.
-                groups[key] = dist.new_group(
-                    list(members),
-                    backend=device.kind.backend,
-                    timeout=timeout,
-                    device_id=device.name if device.kind.numbered else None,
-                )
-            if rank in members:
-                found[partition.name, stream] = Native(groups[key], members, members.index(rank))
+    backend, bound = device.kind.backend, device.name if device.kind.numbered else None
+    for partition, stream, members in validate.groups(program):
+        key = (backend, members, partition, stream)
+        if key not in groups:
+            # Bound to its device, it connects at once: not in the middle of a step, where ranks would wait for one
+            # another in different orders.
+            groups[key] = dist.new_group(list(members), backend=backend, timeout=timeout, device_id=bound)
+        if rank in members:
+            found[partition, stream] = Native(groups[key], members, members.index(rank))
     return found
 
 
@@ -347,11 +340,9 @@ class Start:
 
     def shard(self, tensor: Tensor, step: int, micro_batch: int, copy: int) -> torch.Tensor:
         """The rank's shard of an input: of one copy, or of all where the input is a whole step's."""
-        program, (first, *rest), own = self.program, tensor.shape, bounds(self.program, tensor, self.rank)
-        count = 1 if tensor.like else program.micro_batches
-        name, shape = tensor.like or tensor.name, (first * count, *rest)
-        dtype = torch_dtype(tensor.dtype, self.dtype)
-        full = batch_of(name, tensor.initial, shape, dtype, self.seed, step, self.batches)
+        program, first, own = self.program, tensor.shape[0], bounds(self.program, tensor, self.rank)
+        form = shape_of_step(program, tensor), torch_dtype(tensor.dtype, self.dtype)
+        full = batch_of(tensor.like or tensor.name, tensor.initial, *form, self.seed, step, self.batches)
         shard = full.narrow(0, 0 if tensor.like else first * micro_batch, first)[own]
         if tensor.batch_dim is not None and not tensor.like:
             length = shard.shape[tensor.batch_dim] // program.copies
@@ -362,10 +353,11 @@ class Start:
 class Memory:
     """The tensors of one rank, by name and, where they belong to one, by micro-batch and copy.
 
-    Inputs are drawn when they are first read in a step.
+    Inputs are drawn when they are first read in a step, but for those that are drawn before the run starts.
+    Arguments: ``feed``, bytes that these may take.
     """
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, feed: int = 0) -> None:
         self._start = start
         self._program = program = start.program
         self._rank = rank = start.rank
@@ -376,9 +368,28 @@ class Memory:
             for tensor in persistent(program, rank)
         }
         self._drawn: dict[Instance, int] = {}
+        self._feed: dict[tuple[Part, int], torch.Tensor] = {}
+        steps = range(start.first, start.first + start.steps) if feed else ()
+        for step, (one, micro_batch, copy) in product(steps, list(self._inputs_of_step())):
+            shard = start.shard(one, step, micro_batch, copy)
+            feed -= shard.nbytes
+            # What does not fit is drawn when it is read, a little later than planned but without running out of memory.
+            if feed < 0:
+                break
+            self._feed[(one.name, micro_batch, copy), step] = shard
 
     def __getitem__(self, key: Instance) -> torch.Tensor:
         return self._tensors[key]
+
+    def _inputs_of_step(self) -> Iterator[tuple[Tensor, int, int]]:
+        """The inputs that the rank's ops read, with micro-batch and copy; one of each where the input is a step's."""
+        program, classes = self._program, set(self._program.role(self._rank).op_class.tolist())
+        read = {name for index in classes for name in program.op_classes[index].reads}
+        for tensor in program.tensors:
+            if tensor.kind == 'input' and tensor.name in read:
+                counts = (1, 1) if tensor.like else (program.micro_batches, program.copies)
+                for micro_batch, copy in product(*map(range, counts)):
+                    yield tensor, micro_batch, copy
 
     @property
     def held(self) -> dict[str, torch.Tensor]:
@@ -400,8 +411,11 @@ class Memory:
             if index >= len(op.writes) and key in self._tensors:
                 self._tensors[key].add_(result)
             else:
-                self._tensors[key] = result
+                self._put(key, result)
         self.check_room(op)
+
+    def _put(self, key: Instance, result: torch.Tensor) -> None:
+        self._tensors[key] = result
 
     def check_room(self, op: OpClass) -> None:
         """Raises ``RunFailed`` where an op has left more on the device than there may be."""
@@ -430,58 +444,36 @@ class Memory:
         """
         for name in op.frees:
             key = instance(self._program.tensor[name], micro_batch, copy)
-            if self._tensors.pop(key, None) is None:
+            tensor = self._tensors.pop(key, None)
+            if tensor is None:
                 raise self._absent(op, 'frees', key)
+            self._let_go(tensor)
+
+    def _let_go(self, tensor: torch.Tensor) -> None:
+        """It has ended, or another has its place."""
 
     def _find(self, op: OpClass, name: str, micro_batch: int, copy: int, step: int) -> torch.Tensor:
         tensor = self._program.tensor[name]
         key = instance(tensor, micro_batch, copy)
-        if tensor.kind == 'input' and self._drawn.get(key) != step:
+        fed = self._input(tensor, key, step, micro_batch, copy) if tensor.kind == 'input' else None
+        try:
+            return self._tensors[key] if fed is None else fed
+        except KeyError:
+            raise self._absent(op, 'reads', key) from None
+
+    def _input(self, tensor: Tensor, key: Instance, step: int, micro_batch: int, copy: int) -> torch.Tensor | None:
+        # Drawn before the run, so that drawing does not count as time of the op.
+        fed = self._feed.get(((tensor.name, micro_batch, copy), step))
+        if fed is None and self._drawn.get(key) != step:
             self._tensors[key] = self._start.shard(tensor, step, micro_batch, copy)
             # Last, so that another stream's thread finds this step's tensor or draws the same itself.
             self._drawn[key] = step
-        try:
-            return self._tensors[key]
-        except KeyError:
-            raise self._absent(op, 'reads', key) from None
+        return fed
 
     def _absent(self, op: OpClass, does: str, key: Instance) -> ProgramError:
         name, micro_batch, copy = key
         of = '' if micro_batch < 0 else f' of micro-batch {micro_batch}, copy {copy}'
         return ProgramError(f'{op.name} on rank {self._rank} {does} {name}{of}, which was freed or never written')
-
-
-class FedMemory(Memory):
-    """A rank's memory that has its inputs drawn before the run starts, as far as they take no more than FEED_LIMIT."""
-
-    def __init__(self, start: Start) -> None:
-        super().__init__(start)
-        self._feed: dict[tuple[Part, int], torch.Tensor] = {}
-        room = FEED_LIMIT
-        for step in range(start.first, start.first + start.steps):
-            for tensor, micro_batch, copy in self._inputs_of_step():
-                shard = start.shard(tensor, step, micro_batch, copy)
-                room -= shard.nbytes
-                # What does not fit is drawn when it is read, a little later than planned but without running out of
-                # memory.
-                if room < 0:
-                    return
-                self._feed[(tensor.name, micro_batch, copy), step] = shard
-
-    def _inputs_of_step(self) -> Iterator[tuple[Tensor, int, int]]:
-        """The inputs that the rank's ops read, with micro-batch and copy; one of each where the input is a step's."""
-        program, classes = self._program, set(self._program.role(self._rank).op_class.tolist())
-        read = {name for index in classes for name in program.op_classes[index].reads}
-        for tensor in program.tensors:
-            if tensor.kind == 'input' and tensor.name in read:
-                counts = (1, 1) if tensor.like else (program.micro_batches, program.copies)
-                for micro_batch, copy in product(*map(range, counts)):
-                    yield tensor, micro_batch, copy
-
-    def _find(self, op: OpClass, name: str, micro_batch: int, copy: int, step: int) -> torch.Tensor:
-        # Drawn before the run, so that drawing does not count as time of the op.
-        fed = self._feed.get(((name, micro_batch, copy), step))
-        return super()._find(op, name, micro_batch, copy, step) if fed is None else fed
 
 
 # Real compute: kernels on torch tensors, and collectives of what they give.
@@ -584,7 +576,7 @@ class RealMachine(Computation):
     def __init__(
         self, start: Start, clock: host.Clock, link: Link | None, *, keep: bool = True, to_host: Pair | None = None
     ) -> None:
-        super().__init__(start, FedMemory(start))
+        super().__init__(start, Memory(start, FEED_LIMIT))
         self._clock = clock
         self._pace = None if link is None else Pace(link)
         self._to_host = to_host

@@ -5,7 +5,8 @@ Shares with the machines only the names of parameters and how global tensors are
 
 from __future__ import annotations
 
-from typing import Final, Protocol, cast
+from collections.abc import Iterable
+from typing import Any, Final
 
 import torch
 
@@ -19,7 +20,7 @@ from simpar.model import Conv2d, Dense, Network, layer_names
 from simpar.model.library.gpt import Transformer
 from simpar.model.model import FromModule
 from simpar.plans import Plan
-from simpar.workload import Adam, AdamW, Momentum, Muon, Workload
+from simpar.workload import Adam, AdamW, Momentum, Muon, Sgd, Workload
 
 
 class Reference:
@@ -126,26 +127,24 @@ def _of_sequence(plan: Plan) -> Slices:
     return Slices(plan.context * (plan.tensor if plan.sequence_parallel else 1), balanced)
 
 
-def _optimizer(workload: Workload, parameters: Parameters) -> Steps:
-    if isinstance(workload.optimizer, Muon):
-        return MuonSteps(workload, parameters)
-    steps: Steps = _of_torch(workload, parameters)
-    return steps
-
-
-def _of_torch(workload: Workload, parameters: Parameters) -> torch.optim.Optimizer:
+def _optimizer(workload: Workload, parameters: Parameters) -> Any:
+    """One of torch's, or Muon."""
     rule = workload.optimizer
-    weights, rate = parameters.values(), rule.learning_rate
-    if isinstance(rule, Momentum):
-        return torch.optim.SGD(
-            weights, lr=rate, momentum=rule.momentum, nesterov=rule.nesterov, weight_decay=rule.weight_decay
-        )
+    if isinstance(rule, Muon):
+        return MuonSteps(rule, _matrices(workload, parameters), parameters)
+    if not isinstance(rule, Adam | AdamW):
+        return _sgd(rule, parameters.values())
+    how: dict[str, Any] = {'lr': rule.learning_rate, 'betas': (rule.beta1, rule.beta2), 'eps': rule.epsilon}
     if isinstance(rule, Adam):
-        return torch.optim.Adam(weights, lr=rate, betas=(rule.beta1, rule.beta2), eps=rule.epsilon)
-    if isinstance(rule, AdamW):
-        betas, decay = (rule.beta1, rule.beta2), rule.weight_decay
-        return torch.optim.AdamW(weights, lr=rate, betas=betas, eps=rule.epsilon, weight_decay=decay)
-    return torch.optim.SGD(weights, lr=rate)
+        return torch.optim.Adam(parameters.values(), **how)
+    return torch.optim.AdamW(parameters.values(), **how, weight_decay=rule.weight_decay)
+
+
+def _sgd(rule: Sgd | Momentum | Muon, weights: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    if isinstance(rule, Sgd):
+        return torch.optim.SGD(weights, lr=rule.learning_rate)
+    how: dict[str, Any] = {key: getattr(rule, key) for key in ('momentum', 'nesterov', 'weight_decay')}
+    return torch.optim.SGD(weights, lr=rule.learning_rate, **how)
 
 
 # Muon: Jordan et al. 2024 over full matrices, written apart from the kernel.
@@ -154,31 +153,16 @@ EXPERTS = '.experts.'
 """In the names of their weights."""
 
 
-class Steps(Protocol):
-    """What the reference asks of an optimizer."""
-
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-
-    def step(self) -> object:
-        """Update the weights."""
-
-
 class MuonSteps:
     """Muon for weights of products and convolutions, torch's SGD with momentum for the others."""
 
-    def __init__(self, workload: Workload, parameters: Parameters) -> None:
-        self._rule = cast('Muon', workload.optimizer)
-        names = _matrices(workload, parameters)
+    def __init__(self, rule: Muon, names: set[str], parameters: Parameters) -> None:
+        self._rule = rule
         self._matrices = [(parameters[name], _count(name, parameters), _rows(name, parameters)) for name in names]
         self._sums = [torch.zeros_like(weight) for weight, *_ in self._matrices]
         others = [weight for name, weight in parameters.items() if name not in names]
-        rule = self._rule
-        self._others = torch.optim.SGD(
-            # A model without biases has no others, and torch refuses an empty list.
-            others or [torch.zeros(1, requires_grad=True)],
-            lr=rule.learning_rate, momentum=rule.momentum, nesterov=rule.nesterov, weight_decay=rule.weight_decay,
-        )  # fmt: skip
+        # A model without biases has no others, and torch refuses an empty list.
+        self._others = _sgd(rule, others or [torch.zeros(1, requires_grad=True)])
 
     def zero_grad(self) -> None:
         """Forget the gradients."""

@@ -33,7 +33,7 @@ class Stream:
         """Let what is issued from now on wait for an event; one that was never recorded is not waited for."""
         if event.capture is None and event.queue is None:
             return
-        wait_in_capture(self.queue, event)
+        event.may_wait(self.queue)
         self.queue.whenever(event.let_wait)
 
     def wait_stream(self, stream: Stream) -> None:
@@ -71,7 +71,11 @@ class Event:
     def record(self, stream: Stream | None = None) -> None:
         """Mark the point that a stream has reached."""
         queue = (stream or current_stream()).queue
-        record_in_capture(queue, self)
+        # Whether that is inside of a graph, and what it then knows.
+        self.capture = None if self.external else queue.capture
+        if self.capture is not None:
+            self.seen = self.capture.seen_by(queue)
+            self.seen[queue.number] += 1
         queue.whenever(self._put)
 
     def _put(self, queue: Queue) -> None:
@@ -89,14 +93,28 @@ class Event:
         join(queue.known, self.known)
         queue.put(f'waiting for task {tick} of {source.name}', _nothing, lambda: source.done >= tick)
 
+    def may_wait(self, queue: Queue) -> None:
+        """Raises ``ProgramError`` where only one, it or a stream that waits, is inside of a graph that is captured."""
+        capture = self.capture
+        if capture is not None and capture.origin.capture is capture:
+            capture.join(queue, self.seen)
+        elif queue.capture is not None:
+            raise ProgramError(f'{queue.name} waits, inside of a graph, for an event that is not in it')
+        else:
+            self._outside()
+
+    def _outside(self) -> None:
+        if self.capture is not None:
+            raise ProgramError('an event inside of a graph is asked for outside; make it with external=True')
+
     def query(self) -> bool:
         """Whether the point is reached."""
-        outside(self)
+        self._outside()
         return self.queue is None or self.queue.done >= self.tick
 
     def synchronize(self) -> None:
         """The host waits for it."""
-        outside(self)
+        self._outside()
         if self.queue is not None:
             self.queue.engine.wait_for(self.known, self.query)
 
@@ -284,32 +302,3 @@ def graph(into: Graph, pool: Pool | None = None, stream: Any = None, **_: Any) -
             queue.capture = None
     capture.end()
     into.capture = capture
-
-
-def record_in_capture(queue: Queue, event: Any) -> None:
-    """An event is recorded on a stream: whether that is inside of a graph, and what it then knows."""
-    inside = queue.capture is not None and not event.external
-    event.capture = queue.capture if inside else None
-    if event.capture is not None:
-        event.seen = event.capture.seen_by(queue)
-        event.seen[queue.number] += 1
-
-
-def wait_in_capture(queue: Queue, event: Any) -> None:
-    """A stream waits for an event: whether it may.
-
-    Raises ``ProgramError`` where only one of both is inside of a graph that is being captured.
-    """
-    capture = event.capture
-    if capture is not None and capture.origin.capture is capture:
-        capture.join(queue, event.seen)
-    elif queue.capture is not None:
-        raise ProgramError(f'{queue.name} waits, inside of a graph, for an event that is not in it')
-    else:
-        outside(event)
-
-
-def outside(event: Any) -> None:
-    """Raises ``ProgramError`` where an event is inside of a graph, and is asked for outside."""
-    if event.capture is not None:
-        raise ProgramError('an event inside of a graph is asked for outside; make it with external=True')

@@ -25,20 +25,19 @@ from executor.devices import KINDS
 from executor.devices.fused import dtypes
 from executor.devices.issue import INPUT, DeviceMemory, Issuer
 from executor.devices.open import Device, device_module
-from executor.draws import Batch
 from executor.kernels import Context
 from executor.ranks.collectives import Messages
 from executor.ranks.real import Computation, Native, Start, Transport, device_transports, transfer
 from executor.ranks.request import Request
-from executor.tensors import persistent, torch_dtype
-from executor.virtual.engine import HostLease, Lease, Pool, state
+from executor.tensors import persistent, shape_of_step, torch_dtype
+from executor.virtual.engine import HostLease, Pool, state
 from executor.virtual.tensor import READ_BY_HOST, Form, flat, form_of, touches, unflat, written
 from executor.virtual.transport import VirtualTransport, ends_of, watch_of
 from executor.walk import Slot
 from simpar.errors import Infeasible, ProgramError
 from simpar.files import read_csv
 from simpar.memory import memory, sequential
-from simpar.program import OpClass, Program
+from simpar.program import OpClass, Program, Tensor
 from simpar.size import Limit
 from simpar.units import format_size, format_time
 
@@ -104,13 +103,14 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
         return not torch.get_device_module(self.kind).is_available()
 
     @contextmanager
-    def plain(self) -> Iterator[None]:
-        """Within it, all tensors are without numbers, and nothing is issued."""
-        before, self._plain = self._plain, True
+    def plain(self, *, without_device: bool = False) -> Iterator[None]:
+        """Within it, all tensors are without numbers, and nothing is issued; or tensors are as torch has them."""
+        before = self._plain, self._without_device
+        self._plain, self._without_device = True, without_device
         try:
             yield
         finally:
-            self._plain = before
+            self._plain, self._without_device = before
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -148,24 +148,18 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
 
     def _made(self, known: Folded) -> list[torch.Tensor]:
         """New tensors of known forms: by torch's own rules each would take ten times as long."""
-        self._without_device = True
-        try:
+        with self.plain(without_device=True):
             stores = [torch.empty(size, dtype=torch.uint8, device='meta').untyped_storage() for size in known.sizes]
             made = [
                 torch.empty(0, dtype=form.dtype, device='meta').set_(stores[place], form.offset, form.size, form.stride)
                 for form, place in zip(known.forms, known.places, strict=True)
             ]
-        finally:
-            self._without_device = False
         return [FakeTensor(self, one, known.device) for one in made]
 
     def bare(self, tensor: torch.Tensor) -> torch.Tensor:
         """What autograd, which asks for a device, sees of a tensor: its form; ``twin`` is the tensor."""
-        self._without_device = True
-        try:
+        with self.plain(without_device=True):
             found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device='meta')
-        finally:
-            self._without_device = False
         found.twin = tensor
         return found
 
@@ -384,29 +378,16 @@ def _dtype(leaves: list[Any], results: list[Any]) -> str:
     return str(wide).removeprefix('torch.')
 
 
+@dataclass(frozen=True)
 class Batched(Native):
     """A communicator of torch's fake group, whose batches of messages are told as such."""
 
-    def __init__(self, mode: FakeDevices, of: Native) -> None:
-        super().__init__(of.group, of.members, of.position)
-        object.__setattr__(self, 'mode', mode)
+    mode: FakeDevices
 
     def exchange(self, sends: Messages, receives: Messages) -> None:
         """Send and receive at once, as one batch."""
         super().exchange(sends, receives)
-        self.mode.flush()  # type: ignore[attr-defined]
-
-
-def form_kept(tensor: Any) -> Form:
-    """What a tensor of a dry run looks like."""
-    found: Form = tensor.form
-    return found
-
-
-def lease_of(tensor: Any) -> Lease:
-    """The memory of a tensor of a dry run."""
-    found: Lease = tensor.lease
-    return found
+        self.mode.flush()
 
 
 class Counted(DeviceMemory):
@@ -418,9 +399,9 @@ class Counted(DeviceMemory):
         super().__init__(*args)
 
     @staticmethod
-    def storage_of(tensor: torch.Tensor) -> int:
+    def storage_of(tensor: Any) -> int:
         """The same, sooner than torch tells."""
-        return id(lease_of(tensor))
+        return id(tensor.lease)
 
     def free(self, op: OpClass, micro_batch: int, copy: int) -> None:
         """End what an op frees; until then it was there beside what the op made."""
@@ -439,11 +420,11 @@ class Counted(DeviceMemory):
             self._count(tensor, -1)
         super()._let_go(tensor)
 
-    def _count(self, tensor: torch.Tensor, by: int) -> None:
+    def _count(self, tensor: Any, by: int) -> None:
         """One tensor more, or less, in some memory of the device."""
         if tensor.device != self._device.name:
             return
-        key, size = self.storage_of(tensor), lease_of(tensor).asked
+        key, size = self.storage_of(tensor), tensor.lease.asked
         before = self._uses[key]
         self._uses[key] += by
         self._live += size * (bool(self._uses[key]) - bool(before))
@@ -474,12 +455,12 @@ class FoldedComputation(Computation):
         reads = self.reads(slot, step)
         self.keep(slot, self._folded(op, reads, lambda: transfer(op, transport, reads, [])))
 
-    def _folded(self, op: OpClass, reads: list[torch.Tensor], issued: Callable[[], Tensors]) -> Tensors:
+    def _folded(self, op: OpClass, reads: list[Any], issued: Callable[[], Tensors]) -> Tensors:
         """What an op gives. Argument: ``issued``, which issues it call by call."""
         program, device = self._start.program, self.where.device
         attributes = tuple(item for item in sorted(op.attributes.items()) if item[0] != 'site')
         forms = tuple(program.local_shape(program.tensor[name]) for name in op.writes + op.accumulates)
-        key = op.operator, op.phase, op.dtype, op.partition, op.reduce, attributes, forms, tuple(map(form_kept, reads))
+        key = op.operator, op.phase, op.dtype, op.partition, op.reduce, attributes, forms, *(one.form for one in reads)
         known = self._known.get(key)
         if known is not None:
             return self.mode.again(known, reads)
@@ -681,7 +662,8 @@ def _issued(
     module = SimpleNamespace(**{**vars(virtual), **own})
     device = Device(kind, module, torch.device(kind.name, number))
     groups = device_transports(program, rank, device, {}, request, datetime.timedelta(minutes=1), {})
-    transports = {key: Batched(mode, group) for key, group in groups.items() if isinstance(group, Native)}
+    natives = ((key, one) for key, one in groups.items() if isinstance(one, Native))
+    transports = {key: Batched(one.group, one.members, one.position, mode) for key, one in natives}
     streams, touch = program.role(rank).streams, watch_of(program, rank)
 
     def watch(slot: Slot, step: int, stream: Any) -> None:
@@ -708,20 +690,15 @@ def _issued(
 
 def _start(program: Program, request: Request, rank: int) -> Start:
     """What a rank begins with: parameters, states and batches without numbers."""
-    dtype = Start.of(program, rank, request, None).dtype
-    held = {
-        tensor.name: torch.empty(program.local_shape(tensor), dtype=torch_dtype(tensor.dtype, dtype))
-        for tensor in persistent(program, rank)
-    }
-    batch: Batch = {
-        tensor.like or tensor.name: torch.empty(
-            (tensor.shape[0] * (1 if tensor.like else program.micro_batches), *tensor.shape[1:]),
-            dtype=torch_dtype(tensor.dtype, dtype),
-        )
-        for tensor in program.tensors
-        if tensor.kind == 'input'
-    }
-    return replace(Start.of(program, rank, request), steps=STEPS, held=held, batches=dict.fromkeys(range(STEPS), batch))
+    start = Start.of(program, rank, request)
+
+    def empty(tensor: Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch_dtype(tensor.dtype, start.dtype))
+
+    held = {tensor.name: empty(tensor, program.local_shape(tensor)) for tensor in persistent(program, rank)}
+    inputs = (tensor for tensor in program.tensors if tensor.kind == 'input')
+    batch = {one.like or one.name: empty(one, shape_of_step(program, one)) for one in inputs}
+    return replace(start, held=held, batches=dict.fromkeys(range(STEPS), batch))
 
 
 def _bytes_of(program: Program, hosts: Sequence[Issuer]) -> Iterator[RankBytes]:

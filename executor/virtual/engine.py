@@ -165,8 +165,10 @@ class Queue:
 
     def touch_all(self, touches: Sequence[Touch], what: str) -> None:
         """Say all that the task that comes next reads and writes."""
+        self._learn()
         for place, first, past, writes in touches:
-            self.touch(place, first, past, writes=writes, what=what)
+            access = Access(self.number, self.issued + 1, first, past, writes, what, self.name)
+            self.engine.races.touch(place, access, self.known)
 
     def put(self, what: str, run: Callable[[], object], ready: Callable[[], bool] | None = None) -> Task:
         """Append a task."""
@@ -177,15 +179,9 @@ class Queue:
         self.issued += 1
         task = Task(what, run, ready, self.issued)
         self.tasks.append(task)
-        self.engine.busy(self)
+        self.engine.busy.setdefault(self.number, self)
         self.known[self.number] = self.issued
         return task
-
-    def touch(self, place: Hashable, first: int, past: int, *, writes: bool, what: str) -> None:
-        """Say what the task that comes next reads or writes."""
-        self._learn()
-        access = Access(self.number, self.issued + 1, first, past, writes, what, self.name)
-        self.engine.races.touch(place, access, self.known)
 
     def _learn(self) -> None:
         """What the host has waited for is over for whatever it issues from now on."""
@@ -217,7 +213,7 @@ class Engine:
         self.host_waits = 0
         self._random = None if seed is None else random.Random(seed)
         self._order: list[Queue] = []
-        self._busy: dict[int, Queue] = {}
+        self.busy: dict[int, Queue] = {}
 
     def queue(self, device: int, name: str) -> Queue:
         """A new stream."""
@@ -227,10 +223,6 @@ class Engine:
         if self._random is not None:
             queue.priority = self._random.random()
         return queue
-
-    def busy(self, queue: Queue) -> None:
-        """A stream has something to do."""
-        self._busy.setdefault(queue.number, queue)
 
     def now(self) -> float:
         """Seconds of the device's clock."""
@@ -244,11 +236,11 @@ class Engine:
             if self._random is not None or queue is None or not queue.tasks or not queue.may_run():
                 queue = self._next()
             if queue is None:
-                stuck = '\n'.join(f'  {queue}' for queue in self._busy.values())
+                stuck = '\n'.join(f'  {queue}' for queue in self.busy.values())
                 raise Deadlock(f'no stream of the virtual accelerators can go on:\n{stuck or "  all are empty"}')
             task = queue.tasks.popleft()
             if not queue.tasks:
-                del self._busy[queue.number]
+                del self.busy[queue.number]
             task.run()
             queue.done = task.tick
 
@@ -260,18 +252,13 @@ class Engine:
         self.drain(until)
         join(self.host, known)
 
-    def finish(self) -> None:
-        """Run everything, and know it."""
-        for queue in self.queues:
-            self.wait_for(queue.known, lambda queue=queue: not queue.tasks)  # type: ignore[misc]
-
     def _next(self) -> Queue | None:
         """A stream whose head may run: the one in favour, or where a seed decides the next in priority."""
         if self._random is None:
             # Whoever ran goes to the back.
-            for number, queue in self._busy.items():
+            for number, queue in self.busy.items():
                 if queue.may_run():
-                    self._busy[number] = self._busy.pop(number)
+                    self.busy[number] = self.busy.pop(number)
                     return queue
             return None
         # Priorities that now and then change find what needs few, but particular, delays (Burckhardt et al. 2010).
@@ -416,8 +403,6 @@ class Capture:
 
     def end(self) -> None:
         """Raises ``ProgramError`` where a stream was not joined to the first."""
-        for queue in self.streams.values():
-            queue.capture = None
         known = self.seen_by(self.origin)
         for number, queue in self.streams.items():
             if known.get(number, 0) < self._issued.get(number, 0):
