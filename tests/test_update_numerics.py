@@ -166,7 +166,7 @@ def run(operator, *tensors, writes=1, **attributes):
     op = OpClass(
         name=f'{operator}.U', kind='compute', operator=operator, phase='U', writes=names, attributes=attributes
     )
-    found = KERNELS[operator, 'U'](op, ALONE, list(tensors))
+    found = KERNELS[operator, 'U'](op, ALONE, *tensors)
     assert len(found) == writes
     return found[0] if writes == 1 else found
 
@@ -217,7 +217,7 @@ def test_updates(operator, optimizer, attributes):
             parameter.grad = gradient.clone()
         torch_optimizer.step()
         where = Context(rank=0, position={}, size={}, step=step)
-        found = KERNELS[operator, 'U'](op, where, [*gradients, *weights, *moments])
+        found = KERNELS[operator, 'U'](op, where, *gradients, *weights, *moments)
         weights, moments = found[:2], found[2:]
         for a, b in zip(weights, expected, strict=True):
             close(a, b.detach())
@@ -238,7 +238,7 @@ def test_masters_are_updated_in_their_precision_and_cast(operator):
     for step in range(1024):
         gradients = [torch.ones(3, dtype=torch.bfloat16)]
         where = Context(rank=0, position={}, size={}, step=step)
-        found = KERNELS[operator, 'U'](op, where, [*gradients, *weights, *states, *masters])
+        found = KERNELS[operator, 'U'](op, where, *gradients, *weights, *states, *masters)
         assert [id(tensor) for tensor in found] == [id(tensor) for tensor in (*weights, *states, *masters)]
     torch.testing.assert_close(masters[0], torch.full((3,), 1 - 2.0**-10), rtol=0, atol=1e-7)
     assert weights[0].tolist() == masters[0].bfloat16().tolist()
@@ -253,7 +253,7 @@ def test_what_a_weight_of_16_bits_lacks_is_kept_beside_it_and_moments_of_16_bits
     for step in range(128):
         where = Context(rank=0, position={}, size={}, step=step)
         gradients = torch.full((3,), 1.01)
-        found = KERNELS['adam', 'U'](op, where, [gradients, weights, *moments, rest])
+        found = KERNELS['adam', 'U'](op, where, gradients, weights, *moments, rest)
         assert [id(tensor) for tensor in found] == [id(tensor) for tensor in (weights, *moments, rest)]
     torch.testing.assert_close(weights.float() + rest.float(), torch.full((3,), 1 - 2.0**-13), rtol=0, atol=2.0**-20)
     assert moments[0].tolist() == torch.full((3,), 1.01).bfloat16().tolist()
