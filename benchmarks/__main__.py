@@ -1,21 +1,17 @@
 """`python -m benchmarks`: measure, and write docs/proofs/performance.md.
 
-python -m benchmarks                      # everything but peers: some five minutes; goes on where it stopped
+python -m benchmarks                      # everything but peers: some five minutes
 python -m benchmarks --quick --stdout     # smaller programs, fewer rounds: half a minute, on the screen
 python -m benchmarks --sweep              # the sweep alone: half a minute
 python -m benchmarks --recordings             # recordings alone: half a minute
-python -m benchmarks --every-rank         # all 1,024 ranks of GPT-3, none folded: a minute, 6 GB; on the screen
 python -m benchmarks --calculon PATH --simumax PATH --python PYTHON    # peers beside, from checkouts
 """
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 
 from benchmarks.engines import engines, stages, swept
-from benchmarks.every_rank import apart
-from benchmarks.kept import kept
 from benchmarks.peers import PEERS, time_peer
 from benchmarks.programs import gpt3, sized
 from benchmarks.recordings import SIZES, recordings
@@ -31,9 +27,6 @@ def main() -> int:
             return _part_alone(options, sweep_part(swept(3 if options.quick else 11)))
         if options.recordings:
             return _part_alone(options, recordings_part(recordings(SIZES[: 1 if options.quick else None])))
-        if options.every_rank:
-            print(apart())
-            return 0
         found = page(measure(options))
     except SimparError as error:
         print(error, file=sys.stderr)
@@ -62,7 +55,7 @@ def measure(options: argparse.Namespace) -> Measured:
     micro_batches = 16 if options.quick else 192
     small = sized(10**4 if options.quick else 10**5)
     by_engine = {
-        name: kept(f'engines, {name}', rounds, partial(engines, small, min(rounds, 5), effects=effects))
+        name: engines(small, min(rounds, 5), effects=effects)
         for name, effects in (('all effects', True), ('no effects', False))
     }
     cases = {
@@ -70,21 +63,15 @@ def measure(options: argparse.Namespace) -> Measured:
         'GPT-3 with 1,024 copies of the data, folded': (gpt3(1024, micro_batches), 3, None),
         'GPT-3 with one copy and 16 micro-batches, every rank': (gpt3(1, 16), 3, True),
     }
-    staged = {
-        name: kept(name, rounds, partial(stages, case, min(rounds, most), unfold=unfold))
-        for name, (case, most, unfold) in cases.items()
-    }
-    every = kept('every rank', rounds, apart) if options.large else None
-    table = kept('sweep', rounds, partial(swept, min(rounds, 5)))
-    read = kept('recordings', rounds, partial(recordings, SIZES[: 1 if options.quick else None]))
+    staged = {name: stages(case, min(rounds, most), unfold=unfold) for name, (case, most, unfold) in cases.items()}
     given = {name: getattr(options, name.lower()) for name in PEERS}
-    peers = [
-        kept(name, rounds, partial(time_peer, name, root, options.python, rounds))
-        for name, root in given.items()
-        if root
-    ]
     return Measured(
-        rounds=rounds, engines=by_engine, stages=staged, every_rank=every, swept=table, recordings=read, peers=peers
+        rounds=rounds,
+        engines=by_engine,
+        stages=staged,
+        swept=swept(min(rounds, 5)),
+        recordings=recordings(SIZES[: 1 if options.quick else None]),
+        peers=[time_peer(name, root, options.python, rounds) for name, root in given.items() if root],
     )
 
 
@@ -93,8 +80,6 @@ def _options() -> argparse.Namespace:
         prog='python -m benchmarks', description='measure; write docs/proofs/performance.md'
     )
     parser.add_argument('--quick', action='store_true', help='smaller programs and fewer rounds')
-    parser.add_argument('--large', action='store_true', help='also every rank of GPT-3, none folded: a minute, 6 GB')
-    parser.add_argument('--every-rank', action='store_true', help='that alone, on the screen')
     parser.add_argument('--sweep', action='store_true', help='the sweep alone, whose part of the page is written anew')
     parser.add_argument('--recordings', action='store_true', help='recordings alone, likewise')
     parser.add_argument('--stdout', action='store_true', help='print the page instead of writing it')

@@ -11,7 +11,6 @@ import numpy as np
 import simpy
 
 from benchmarks.engines import SWEPT, Stages, Swept
-from benchmarks.every_rank import EveryRank
 from benchmarks.laps import Laps, Spread, short
 from benchmarks.peers import PEERS, Peer, commit_of
 from benchmarks.recordings import ROUNDS, Read
@@ -27,7 +26,6 @@ class Measured:
         rounds: how often each contender ran.
         engines: what was simulated by all engines, its slots, and their laps.
         stages: what was timed stage by stage, and what it took.
-        every_rank: all ranks of GPT-3, where that was asked for.
         swept: the sweep.
         recordings: what reading them took.
         peers: those that were given.
@@ -39,7 +37,6 @@ class Measured:
     swept: Swept
     recordings: list[Read]
     peers: list[Peer]
-    every_rank: EveryRank | None = None
 
 
 def page(found: Measured) -> str:
@@ -98,13 +95,12 @@ def _stages(found: Measured) -> str:
         for name, stages in found.stages.items()
     ]  # fmt: skip
     heads = ('', 'ranks', 'slots of all steps', 'lower', 'price', 'fold', 'ops', 'costs', 'simulate', 'µs a slot')
-    every = f'\n\nEvery rank of GPT-3, none folded, one step, in a process of its own: {found.every_rank}.'
     return f"""## From a plan to its times
 
 CPU seconds of each stage with all effects, three steps. Folded, one rank stands for all that behave alike; the times
 are the same to the bit. The last column is the simulation alone, with the arrays that it works on.
 
-{_table(heads, rows)}{every if found.every_rank else ''}"""
+{_table(heads, rows)}"""
 
 
 def sweep_part(found: Swept) -> str:

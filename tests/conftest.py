@@ -4,7 +4,6 @@ import gc
 import json
 import os
 from functools import partial
-from importlib.util import find_spec
 
 import pytest
 from every import EVERY
@@ -66,12 +65,6 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE)
-
-
-def pytest_runtest_setup(item):
-    """What needs torch is skipped where torch is not installed."""
-    if 'torch' in item.keywords and find_spec('torch') is None:
-        pytest.skip('needs the extra torch')
 
 
 JOB = """

@@ -16,11 +16,10 @@ from engine_oracle import Oracle
 from engine_programs import Sample
 from folding_oracle import refined
 
+from simpar import Trace, simulate
 from simpar.cost.costs import Block, Communication, Entries
-from simpar.engine import simulate
 from simpar.engine.fold import fold
 from simpar.errors import Deadlock
-from simpar.trace import Trace
 from simpar.units import GRID, format_time, parse
 
 ENGINES = ('simpy', 'python', 'compiled')

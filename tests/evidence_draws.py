@@ -9,17 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from executor.bench.bench import given_cluster
-from simpar.cost.price import price
-from simpar.engine import simulate
+from simpar import Plan, Program, Workload, price, simulate
 from simpar.errors import SimparError
 from simpar.hardware import Cluster
 from simpar.hardware.net import parse_net
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plans import Plan
-from simpar.program import Program
 from simpar.resolve import resolve
-from simpar.workload import Workload
 
 NETS = (
     *('paced:100Mbit/s,5ms', 'netns:50mbit', 'paced:300Mbit/s,2ms'),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
+from proof import claims_table
 
 SAME: Final = 0.02
 """Every other run of a row against the others: a row whose 10th percentiles differ by more cannot be measured."""
@@ -58,10 +59,7 @@ def page(blocks: Sequence[dict[str, Any]], *, seed: int, commit: str, command: s
 def tables(claims: Sequence[tuple[str, str, bool]], rows: Sequence[dict[str, Any]]) -> list[str]:
     """What must hold, and a line for each row."""
     return [
-        '| what must hold | found | |',
-        '|---|---|---|',
-        *(f'| {what} | {found} | {"holds" if held else "**does not hold**"} |' for what, found, held in claims),
-        '',
+        *claims_table(claims),
         '| network | ranks | schedule | predicted | measured p10 | median | A/A | error | gain predicted | measured |',
         '|---|---|---|---|---|---|---|---|---|---|',
         *(line(row, rows) for row in rows),
@@ -80,7 +78,7 @@ def error(row: dict[str, Any]) -> float:
     return float(row['predicted']) / low(itertools.chain(*row['runs'])) - 1
 
 
-def _gains(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
+def gains(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
     """Gain predicted and measured, where both rows can be measured."""
     for other in rows:
         same_block = (other['net'], other['world']) == (row['net'], row['world'])
@@ -116,12 +114,12 @@ def _claims(
         f'{errors.max():.2%} ({worst["net"]}, {worst["name"]})',
         bool(errors.max() <= WORST),
     )
-    gains = [found for row in good if row['against'] and (found := _gains(row, good))]
-    if gains:
-        points = max(abs(one - other) for one, other in gains)
+    both = [found for row in good if row['against'] and (found := gains(row, good))]
+    if both:
+        points = max(abs(one - other) for one, other in both)
         yield (
             f'gains within {POINTS * 100:.0f} points',
-            f'{points * 100:.1f} points, {len(gains)} gains',
+            f'{points * 100:.1f} points, {len(both)} gains',
             points <= POINTS,
         )
     wrong = disordered(good)
@@ -150,6 +148,6 @@ def line(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     seconds = [*itertools.chain(*row['runs'])]
     times = [f'{one * 1e3:.1f} ms' for one in (row['predicted'], low(seconds), float(np.median(seconds)))]
     same = f'{row["same"]:.1%}' + (', unmeasurable' if row['same'] > SAME else '')
-    gains = _gains(row, rows) if row['against'] else None
-    shown = [f'{one:+.1%}' for one in gains] if gains else ['', '']
+    both = gains(row, rows) if row['against'] else None
+    shown = [f'{one:+.1%}' for one in both] if both else ['', '']
     return '| ' + ' | '.join([*cells, *times, same, f'{error(row):+.1%}', *shown]) + ' |'

@@ -3,7 +3,6 @@
 Each schedule is predicted as it was written: its plan is kept, and what it is silent on is its framework's default.
 """
 
-import csv
 import json
 import statistics
 import sys
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simpar.case import load_case
+from simpar.files import read_csv
 from simpar.units import format_size, format_time, parse
 
 HERE = Path(__file__).parent
@@ -112,7 +112,7 @@ def main() -> None:
 
 def page(rows: dict[str, Field], pairs: list[tuple[str, float, float, bool]]):
     """The lines of the tables."""
-    sources = {row['id']: row for row in csv.DictReader((FOLDER / 'sources.csv').open())}
+    sources = {row['id']: row for row in read_csv(FOLDER / 'sources.csv')}
     full = [row for row in rows.values() if row.settings == 'full' and row.error is not None]
     steps = [row for row in rows.values() if row.error is not None]
     yield (

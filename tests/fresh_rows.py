@@ -5,9 +5,8 @@ import os
 import sys
 from contextlib import redirect_stdout
 
-from simpar import cli
+from simpar import Schedule, cli
 from simpar.document import dump
-from simpar.schedule import Schedule
 from simpar.session import Session
 from simpar.sweep import load_sweep, predicted
 

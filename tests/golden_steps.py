@@ -9,10 +9,9 @@ from math import prod
 from golden_shapes import are_views, cases
 from tables import load_table
 
+from simpar import Plan, Workload
 from simpar.lower import lower
 from simpar.model import Dense, Flatten, Network, Relu
-from simpar.plans import Plan
-from simpar.workload import Workload
 
 GROUPS = ('prop', 'rec_chain', 'seeds', 'opt', 'fusion')
 NETWORKS = ('MatMulChain', 'Seed003', 'Mnist')

@@ -7,12 +7,11 @@ from drawn_orders import DRAWN
 from shard_cases import choices
 from strategy_cases import divisors, random_out_strategy
 
-from simpar import model
+from simpar import Plan, model
 from simpar.errors import ScheduleError
 from simpar.layout import operators
 from simpar.lower.graph.loss import loss_rules
 from simpar.pipeline import named_order
-from simpar.plans import Plan
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Workload
 
 MOST_RANKS = 16

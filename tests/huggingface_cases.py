@@ -9,8 +9,7 @@ import torch
 from tables import load_table, load_tree
 from torch.overrides import TorchFunctionMode
 
-from simpar.plans import Plan
-from simpar.schedule import load_schedule
+from simpar import Plan, load_schedule
 
 SEQUENCE, BATCH = 8, 8
 TINY, STRETCHED, MIXTURES = (load_tree(__file__, name) for name in ('TINY', 'STRETCHED', 'MIXTURES'))

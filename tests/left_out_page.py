@@ -160,9 +160,5 @@ def lines() -> Iterator[str]:
         print(name, part, numbers, f'{out:.3f} {known:.3f} {against:.3f}', flush=True)
 
 
-def main() -> None:
-    put('left out', lines())
-
-
 if __name__ == '__main__':
-    main()
+    put('left out', lines())

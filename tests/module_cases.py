@@ -11,11 +11,9 @@ from torch.nn import functional
 
 from executor.draws import batch_of, keep
 from executor.inprocess import InProcess
+from simpar import Plan, Workload, from_module
 from simpar.lower import lower
-from simpar.plans import Plan
-from simpar.torch_module import from_module
 from simpar.torch_module.graph import module_tensors
-from simpar.workload import Workload
 
 BATCH = 16
 LOSSES = {

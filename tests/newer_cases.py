@@ -5,10 +5,9 @@ from dataclasses import replace
 
 from training_cases import training_case
 
+from simpar import Plan, Transformer, Workload
 from simpar.errors import Infeasible
 from simpar.lower import lower
-from simpar.plans import Plan
-from simpar.workload import Transformer, Workload
 
 
 def newer(workload: Workload, seed: int) -> Workload:

@@ -11,9 +11,7 @@ matters, `other_off` and `other_on` are what is off and on with the other one. A
 seconds of a step were published beside one.
 """
 
-import csv
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,19 +19,18 @@ import yaml
 
 from simpar.case import case_of
 from simpar.document import Tree
+from simpar.files import read_csv
 from simpar.predict import step_of
 from simpar.schedule import schedule_of
 from simpar.shipped import measured_folder
+from tests.accuracy_page import put
 
-PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'accuracy_rows.md'
-BEGIN, END = '<!-- pairs -->', '<!-- end of pairs -->'
 LEAST = 0.03
 """From here on the sign of a measured gain counts."""
 
 
 def rows() -> list[dict[str, str]]:
-    with (measured_folder() / 'pairs' / 'pairs.csv').open(encoding='utf-8', newline='') as file:
-        return list(csv.DictReader(file))
+    return read_csv(measured_folder() / 'pairs' / 'pairs.csv')
 
 
 def step(row: dict[str, str], key: str, batch: str, *, alone: bool = False) -> float:
@@ -136,11 +133,5 @@ def lines() -> Iterator[str]:
             yield f'| {row["id"]} {row["feature"]} | {row["not_scorable"]} |'
 
 
-def main() -> None:
-    text = PAGE.read_text(encoding='utf-8')
-    body = '\n'.join(lines())
-    PAGE.write_text(f'{text.split(BEGIN)[0]}{BEGIN}\n\n{body}\n\n{END}{text.split(END)[1]}', encoding='utf-8')
-
-
 if __name__ == '__main__':
-    main()
+    put('pairs', lines())

@@ -5,10 +5,8 @@ from collections import Counter
 import numpy as np
 from plain_costs import plain_costs
 
-from simpar.engine import simulate
+from simpar import Plan, Transformer, Workload, simulate
 from simpar.lower import lower
-from simpar.plans import Plan
-from simpar.workload import Transformer, Workload
 
 F, B = 4.0, 8.0
 """Seconds of a stage's forward and of its backward, in which I and W take the same; of all copies together."""

@@ -55,6 +55,29 @@ def quietly(words):
     assert code == 0, (words, code)
 
 
+def claims_table(claims):
+    """What must hold: each with what was found, and whether it does."""
+    rows = [f'| {what} | {found} | {"holds" if held else "**does not hold**"} |' for what, found, held in claims]
+    return ['| what must hold | found | |', '|---|---|---|', *rows, '']
+
+
+def end(text, write, held, code=4):
+    """Print a page, write it where that was asked for; the exit code, another than 0 where what must hold does not."""
+    from simpar.files import write_atomically
+
+    if write:
+        write_atomically(write, text)
+    print(text)
+    return 0 if held else code
+
+
+def steady_steps(execution):
+    """Seconds of the steps from the third on that have a follower, where that matters."""
+    from executor.state import FIRST_STEADY
+
+    return execution.trace.step_times[execution.trace.warm(FIRST_STEADY)].tolist()
+
+
 class TooLong(BaseException):
     """A bound of seconds has passed, and where; no handler of simpar's own catches it."""
 

@@ -13,14 +13,11 @@ from sabotage_kinds import KINDS, right
 from sabotage_machine import Machine, measured, noisy
 from sabotage_unseen import ONCE_UNSEEN, UNSEEN, without_input
 
-from simpar.cost.price import price
+from simpar import Plan, Transformer, Workload, cluster, load_profile, price
 from simpar.diagnosis import diagnose, sentence
 from simpar.diagnosis.places import sites_of
 from simpar.lower import lower
-from simpar.plans import Plan
 from simpar.predict import followed
-from simpar.profiles import cluster, load_profile
-from simpar.workload import Transformer, Workload
 
 ROOT = Path(__file__).parent.parent
 PLANS = {

@@ -23,12 +23,11 @@ import torch
 
 from executor.kernels import bind, kernel
 from executor.virtual.dry_run import DryIssuer, FoldedComputation, dry_run, representatives
-from simpar.case import load_case
+from simpar import Program, load_case
 from simpar.errors import Deadlock, ProgramError
-from simpar.program import Program
 from tests.drawn_further import with_further
 from tests.drawn_plans import DRAWN
-from tests.proof import ROOT, arguments, commit, page_head
+from tests.proof import ROOT, arguments, commit, end, page_head
 
 KEPT = ROOT / 'out' / 'dry_run.jsonl'
 LIMIT = '20000s'
@@ -282,12 +281,9 @@ def main() -> int:
     plans = rows('plan', [*range(options.plans)], plan, now)
     examples = rows('example', names if options.examples is None else options.examples, example, now)
     text = '\n'.join(page(examples, plans, now)) + '\n'
-    if options.write:
-        options.write.write_text(text, encoding='utf-8')
-    print(text)
     failed = [row for row in examples if row['exit']]
     unnamed = [row for row in plans if row.get('said') == '']
-    return int(bool(failed or unnamed or any(row['wrong'] for row in plans)))
+    return end(text, options.write, not (failed or unnamed or any(row['wrong'] for row in plans)), 1)
 
 
 if __name__ == '__main__':

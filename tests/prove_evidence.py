@@ -18,26 +18,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from equipment.validation import steady_steps
 from evidence_draws import Block, Row, blocks
 from evidence_page import page, verdict
-from proof import arguments
+from proof import arguments, end, steady_steps
 
 from executor.bench.bench import bench_messages
 from executor.bench.items import QUICK
 from executor.bench.rounds import Reporter
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
+from simpar import Program, cluster, load_profile, price, simulate
 from simpar.calibrate import calibrate, load_record, write_profile
 from simpar.cost.costs import Costs
-from simpar.cost.price import price
-from simpar.engine import simulate
 from simpar.files import write_atomically
 from simpar.hardware import Cluster
 from simpar.hardware.net import parse_net
 from simpar.predict import followed
-from simpar.profiles import cluster, load_profile
-from simpar.program import Program
 
 ROOT = Path(__file__).parent.parent
 CODE: Final = ('simpar', 'executor', 'hw_profiles', 'tests')
@@ -82,10 +78,7 @@ def main() -> int:
         found.append(json.loads(file.read_text(encoding='utf-8')))
         say(found[-1])
     text, held = page(found, seed=options.seed, commit=code, command=' '.join(sys.argv))
-    if options.write:
-        write_atomically(options.write, text)
-    print(text)
-    return 0 if held else 4
+    return end(text, options.write, held)
 
 
 class Part:

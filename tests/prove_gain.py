@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from proof import arguments
+from proof import arguments, claims_table, end
 from prove_evidence import commit, cores
 
 from simpar.files import write_atomically
@@ -129,10 +129,7 @@ def main() -> int:
         chosen = [(number, row) for number, row in chosen if (folder / f'{number}.json').exists()]
     answers = [_answer(number, row, folder, options.seed) for number, row in chosen]
     text, held = page([row for _, row in chosen], answers, options.seed)
-    if options.write:
-        write_atomically(options.write, text)
-    print(text)
-    return 0 if held else 4
+    return end(text, options.write, held)
 
 
 def _answer(number: int, row: Row, folder: Path, seed: int) -> dict[str, Any]:
@@ -207,10 +204,7 @@ def page(measured: Sequence[Row], answers: Sequence[dict[str, Any]], seed: int) 
         '`--time-ops` timed without messages behind each block of steps.',
         'An A/A row measures a plan against itself: its gain is noise.',
         '',
-        '| what must hold | found | |',
-        '|---|---|---|',
-        *(f'| {what} | {told} | {"holds" if held else "**does not hold**"} |' for what, told, held in claims),
-        '',
+        *claims_table(claims),
         f'| {" | ".join(HEADS)} |',
         f'|{"---|" * len(HEADS)}',
         *(_line(row, answer) for row, answer in zip(measured, answers, strict=True)),

@@ -13,9 +13,8 @@ import transformers
 from module_cases import BATCH, MODULES, PLANS, deviation, exported
 from proof import page_head
 
+from simpar import Plan, Workload
 from simpar.lower import lower
-from simpar.plans import Plan
-from simpar.workload import Workload
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'modules_proof.md'
 TOLERANCE = 1e-10

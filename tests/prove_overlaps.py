@@ -19,14 +19,13 @@ from typing import Any, NamedTuple
 
 import overlap_page
 import yaml
-from equipment.validation import steady_steps
-from proof import arguments, commit, page_head
+from proof import arguments, claims_table, commit, page_head, steady_steps
 
 from executor.bench.bench import given_cluster
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
+from simpar import Plan, Program, price
 from simpar.cost.costs import Costs
-from simpar.cost.price import price
 from simpar.errors import SimparError
 from simpar.files import read_csv, write_atomically
 from simpar.hardware import Cluster
@@ -34,9 +33,7 @@ from simpar.hardware.net import parse_net
 from simpar.lower import lower
 from simpar.metrics import Metrics
 from simpar.model.library.experts import Experts
-from simpar.plans import Plan
 from simpar.predict import followed
-from simpar.program import Program
 from simpar.workload import AdamW, Transformer, Workload
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'overlaps_proof.md'
@@ -229,10 +226,7 @@ def _part(
     """What must hold of schedules and their table, and what of it holds. Arguments: ``more`` that must."""
     told = _told(found, measured(found, rounds) if rounds else [(math.nan, math.nan)] * len(found))
     claims = [*more(told), *told.bars] if rounds else [('all that is measured', 'not measured yet', False)]
-    rows = [f'| {what} | {how} | {"holds" if held else "**does not hold**"} |' for what, how, held in claims]
-    return '\n'.join(['| what must hold | found | |', '|---|---|---|', *rows, '', *told.lines, '']), [
-        held for *_, held in claims
-    ]
+    return '\n'.join([*claims_table(claims), *told.lines, '']), [held for *_, held in claims]
 
 
 def _enough(found: list[Drawn]) -> tuple[str, str, bool]:

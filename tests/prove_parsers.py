@@ -23,8 +23,7 @@ from typing import get_type_hints
 import pydantic
 import tomllib
 
-from simpar.exporting.export import export
-from simpar.schedule import load_schedule
+from simpar import export, load_schedule
 from tests.drawn_plans import DRAWN
 
 

@@ -25,9 +25,8 @@ from simpar.case import load_case, on_net
 from simpar.files import write_atomically
 from simpar.hardware.net import parse_net
 from simpar.trace_files import load_trace
-from tests.equipment.validation import steady_steps
 from tests.hosts import Hosts, lacking
-from tests.proof import arguments, commit
+from tests.proof import arguments, commit, steady_steps
 
 ROOT = Path(__file__).parent.parent
 CARD = 200

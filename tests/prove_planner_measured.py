@@ -20,8 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from equipment.validation import steady_steps
-from proof import arguments, commit
+from proof import arguments, commit, steady_steps
 from tables import load_tree
 
 from executor.ranks.pool import Pool

@@ -2,6 +2,7 @@
 
     python tests/prove_readers.py --cases 100000 --keep out/readers --write docs/proofs/readers_proof.md
     python tests/prove_readers.py --only 4711      one case again, with its traceback; --first 20000 begins there
+    python tests/prove_readers.py --commands --cases 10000 --seed 2026     the same of commands that read files
 
 A case is wrong where anything but an error of simpar's own comes out, where it takes more CPU seconds than a bound, or
 makes its process larger by more than a bound of bytes. A process that ends or stands still is named and replaced. With
@@ -26,11 +27,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from proof import TooLong, arguments, bounded, commit, page_head
+from by_command import COMMANDS
+from proof import TooLong, arguments, bounded, commit, end, page_head
 from readers import READERS, Seed, case, put, seeds
 
-SECONDS: Final = 10
-"""Of the processor, after which a case is stopped; a busy machine makes none slower."""
+ALL: Final = READERS | COMMANDS
 STANDS: Final = 120
 """Seconds of the clock, in which a process that says nothing and computes nothing stands still."""
 LEAST: Final = 0.1
@@ -65,11 +66,13 @@ def main() -> int:
         readers=('', 'only these, with commas'),
         only=(int, 'read this case alone, and show it'),
         keep=(Path, 'a folder for what is known'),
+        commands=(False, 'commands that read files, in place of readers'),
         write=Path,
     )
+    of = COMMANDS if options.commands else READERS
     with tempfile.TemporaryDirectory() as folder:
-        known = seeds(Path(folder))
-    names = turns([name for name in READERS if not options.readers or name in options.readers.split(',')])
+        known = seeds(Path(folder), of)
+    names = turns([name for name in of if not options.readers or name in options.readers.split(',')])
     if options.only is not None:
         print(read_case(known, options.seed, options.only, names, show=True))
         return 0
@@ -86,15 +89,12 @@ def main() -> int:
         found += chunk
         print(f'{len(found):,} cases, {sum(one.outcome in WRONG for one in found)} wrong', file=sys.stderr, flush=True)
     text = page(found, options)
-    if options.write:
-        options.write.write_text(text, encoding='utf-8')
-    print(text)
-    return 1 if any(one.outcome in WRONG for one in found) else 0
+    return end(text, options.write, not any(one.outcome in WRONG for one in found), 1)
 
 
 def turns(names: list[str]) -> list[str]:
     """The order in which readers take their turns: ten rounds of those that are not slow, one of those that are."""
-    return [*[name for name in names if not READERS[name].slow] * 10, *(name for name in names if READERS[name].slow)]
+    return [*[name for name in names if not ALL[name].slow] * 10, *(name for name in names if ALL[name].slow)]
 
 
 def _chunk(known: dict[str, list[Seed]], seed: int, numbers: range, names: list[str]) -> list[Found]:
@@ -117,7 +117,7 @@ def _chunk(known: dict[str, list[Seed]], seed: int, numbers: range, names: list[
                     continue
                 # On a busy machine little is computed, but something.
                 now = _spent(process.pid)
-                if now - last < LEAST or now - begun > 6 * SECONDS:
+                if now - last < LEAST or now - begun > 6 * ALL[names[numbers[len(found)] % len(names)]].seconds:
                     break
                 last = now
         except EOFError:
@@ -152,7 +152,7 @@ def _work(pipe: Connection, known: dict[str, list[Seed]], seed: int, numbers: ra
         # A good file of each first, so that imports count in no case.
         with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as folder:
             put(Path(folder), known[name][0].files)
-            READERS[name].read(Path(folder))
+            ALL[name].read(Path(folder))
     has = int(Path('/proc/self/statm').read_text(encoding='utf-8').split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (has + SPACE, has + SPACE))
     for number in numbers:
@@ -174,8 +174,8 @@ def read_case(known: dict[str, list[Seed]], seed: int, number: int, names: list[
         largest, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
         outcome, said = 'answered', ''
         try:
-            with bounded(SECONDS, of_cpu=True):
-                READERS[name].read(Path(folder))
+            with bounded(ALL[name].seconds, of_cpu=True):
+                ALL[name].read(Path(folder))
         except SimparError as error:
             outcome = 'refused'
             if show:
@@ -211,8 +211,9 @@ def page(found: list[Found], options: argparse.Namespace) -> str:
     largest = max(found, key=lambda one: one.grows)
     slowest = max(found, key=lambda one: one.seconds)
     head = page_head(
-        'readers', cases=f'{len(found):,}', first=f'{options.first:,}', seed=options.seed,
-        seconds=SECONDS, stands=STANDS // 60, space=SPACE // 2**30, grows=GROWS // 2**20,
+        'mutations' if options.commands else 'readers',
+        cases=f'{len(found):,}', first=f'{options.first:,}', seed=options.seed,
+        seconds=ALL[found[0].name].seconds, stands=STANDS // 60, space=SPACE // 2**30, grows=GROWS // 2**20,
         wrong=len(wrong), readers=len(by), largest=f'{largest.grows / 2**20:.0f}',
         largest_case=f'{largest.number:,} ({largest.name})', slowest_case=f'{slowest.number:,} ({slowest.name})',
         slowest=f'{slowest.seconds:.2f}', median=f'{1000 * statistics.median(one.seconds for one in found):.1f}',

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from equipment.validation import steady_steps
 from evidence_draws import Row
 from evidence_page import disordered, error, said, tables, verdict
 from pooled_records import pooled
-from proof import arguments
+from proof import arguments, end, steady_steps
 from prove_evidence import commit, cores, say
 
 from executor.bench.bench import bench, calibrated
@@ -32,20 +31,16 @@ from executor.bench.items import QUICK, TINY
 from executor.bench.rounds import AlonePool, InOrder, Reporter, put
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
+from simpar import Plan, Program, Trace, cluster, load_profile, price
 from simpar.calibrate import Calibration
-from simpar.cost.price import price
 from simpar.errors import SimparError
 from simpar.files import write_atomically
 from simpar.hardware import Cluster
 from simpar.hardware.net import Net, parse_net
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plans import Plan
 from simpar.predict import EFFECTS, followed
-from simpar.profiles import cluster, load_profile
-from simpar.program import Program
 from simpar.resolve import resolve
-from simpar.trace import Trace
 from simpar.workload import Adam, Sgd, Transformer, Workload
 
 WORLD: Final = 2
@@ -114,10 +109,7 @@ def main() -> int:
         found.append(json.loads(file.read_text(encoding='utf-8')))
         say(found[-1])
     text, held = page(found, options.seed)
-    if options.write:
-        write_atomically(options.write, text)
-    print(text)
-    return 0 if held else 4
+    return end(text, options.write, held)
 
 
 def _run(block: Block) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from proof import page_head
 
-from simpar import cli
-from simpar.case import load_case
+from simpar import cli, load_case
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / 'docs' / 'proofs' / 'recordings_proof.md'

@@ -22,8 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from simpar.files import write_atomically
-from tests.proof import arguments, commit
+from tests.proof import arguments, claims_table, commit, end
 from tests.tables import load_table
 
 ROOT = Path(__file__).parent.parent
@@ -227,10 +226,7 @@ def main() -> int:
         finally:
             subprocess.run(['umount', '--lazy', str(twin.kept)], check=False)
     text, held = page(options, whole, losses, samples, faults, stray, time.monotonic() - begun)
-    if options.write:
-        write_atomically(options.write, text)
-    print(text)
-    return 0 if held else 4
+    return end(text, options.write, held)
 
 
 def page(options, whole, losses, samples, faults, stray, seconds) -> tuple[str, bool]:
@@ -260,10 +256,7 @@ def page(options, whole, losses, samples, faults, stray, seconds) -> tuple[str, 
         f'{options.steps:,} steps on four ranks, data 2 × tensor 2 with ZeRO 1 and AdamW, a checkpoint every {EVERY}.',
         f'{len(faults)} faults at drawn moments; the run goes on with `--resume` after each.',
         '',
-        '| what must hold | seen | |',
-        '|---|---|---|',
-        *(f'| {what} | {seen} | {"holds" if held else "**does not hold**"} |' for what, seen, held in claims),
-        '',
+        *claims_table(claims),
         '| fault | rank | behind step | exit | seconds | what the run said |',
         '|---|---|---|---|---|---|',
         *(

@@ -20,24 +20,20 @@ import numpy as np
 import sabotage_runs
 from equipment.validation import emulated_cluster
 from equipment.validation_cases import network
-from proof import arguments, commit
+from proof import arguments, commit, end
 from sabotage_kinds import Truth
 from sabotage_machine import Machine, measured, noisy
 
 from executor.ranks.pool import Pool
+from simpar import Plan, Transformer, Workload, cluster, load_profile, price
 from simpar.commands.trace import sentence_of
-from simpar.cost.price import price
 from simpar.diagnosis.causes import Bench, changed
 from simpar.diagnosis.places import sites_of
-from simpar.files import write_atomically
 from simpar.hardware.net import parse_net
 from simpar.kineto import write_kineto
 from simpar.lower import lower
-from simpar.plans import Plan
 from simpar.predict import followed
-from simpar.profiles import cluster, load_profile
 from simpar.traces import culprit_of, read_traces, waits_of
-from simpar.workload import Transformer, Workload
 
 STEPS = 10
 LEAST = 0.04
@@ -288,10 +284,7 @@ def main():
                 print(json.dumps(answers[-1]), file=file)
         print(number + 1, *answers[number].values(), sep=' | ', flush=True)
     text, held = page(options, answers, time.process_time() - begun)
-    if options.write:
-        write_atomically(options.write, text)
-    print(text)
-    raise SystemExit(0 if held else 4)
+    raise SystemExit(end(text, options.write, held))
 
 
 def answer(name, plan, truth, make):

@@ -18,20 +18,18 @@ from pathlib import Path
 import sabotage_runs as runs
 from equipment.validation import CalibratedCollectives, emulated_cluster
 from equipment.validation_cases import network
-from proof import arguments
+from proof import arguments, end
 from prove_evidence import commit, cores
 from sabotage_kinds import right
 
 from executor.ranks.pool import Pool
+from simpar import Plan, price, simulate
 from simpar.comparison import AGREES, Gain, compare, side_of, verdict
-from simpar.cost.price import price
 from simpar.diagnosis.causes import Bench
 from simpar.diagnosis.places import sites_of
-from simpar.engine import simulate
 from simpar.files import write_atomically
 from simpar.hardware.net import parse_net
 from simpar.lower import lower
-from simpar.plans import Plan
 
 KINDS = (runs.slow_link, runs.lost_overlap, runs.slow_op, runs.slow_rank, runs.longer_messages)
 PLANS = {
@@ -61,10 +59,7 @@ def main():
             write_atomically(file, json.dumps(part(options, number, ranks, plan)) + '\n')
         parts += [json.loads(file.read_text(encoding='utf-8'))] if file.exists() else []
     text, held = page(options, parts)
-    if options.write:
-        write_atomically(options.write, text)
-    print(text)
-    raise SystemExit(0 if held else 4)
+    raise SystemExit(end(text, options.write, held))
 
 
 def part(options, number, ranks, plan):

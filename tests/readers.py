@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 from changed import changed
 from field_score import files as public_files
-from mutations import ROOT, mutated, prepare
+from mutations import ROOT, kinds, mutated, prepare, python, settings
 from proof import quietly
 from test_trace_formats import nsight
 
@@ -47,13 +47,15 @@ class Reader:
     """One reader.
 
     Arguments: ``read``, given the folder of the files; ``seeds``, good files, given a folder with what simpar itself
-    wrote; ``modules``, those that open the files; ``slow``, it is taken in one of ten rounds.
+    wrote; ``modules``, those that open the files; ``slow``, it is taken in one of ten rounds; ``seconds`` of the
+    processor, after which a case is stopped: a busy machine makes none slower.
     """
 
     read: Callable[[Path], object]
     seeds: Callable[[Path], Iterator[Seed]]
     modules: tuple[str, ...]
     slow: bool = False
+    seconds: int = 10
 
 
 NO_READERS: Final = {
@@ -289,11 +291,11 @@ def _steps(folder: Path) -> None:
 # good files
 
 
-def seeds(folder: Path) -> dict[str, list[Seed]]:
-    """Good files of each reader. Arguments: ``folder``, for what simpar writes itself."""
+def seeds(folder: Path, readers: dict[str, Reader] | None = None) -> dict[str, list[Seed]]:
+    """Good files of readers, by default of all here. Arguments: ``folder``, for what simpar writes itself."""
     prepare(folder)
     quietly(['run', str(folder / 'pipeline.yaml'), '--quiet', '--chakra', str(folder / 'et')])
-    return {name: list(reader.seeds(folder)) for name, reader in READERS.items()}
+    return {name: list(reader.seeds(folder)) for name, reader in (readers or READERS).items()}
 
 
 def put(folder: Path, files: dict[str, bytes]) -> None:
@@ -308,7 +310,11 @@ def case(drawn: random.Random, known: dict[str, list[Seed]], name: str) -> dict[
     seed = drawn.choice(known[name])
     wrong = drawn.choice(seed.wrong or tuple(seed.files))
     data, form = seed.files[wrong], wrong.rpartition('.')[2]
-    if form in _TEXTS and drawn.random() < 0.5:
+    if form == 'keys':
+        data = settings(drawn, data)
+    elif form == 'py' and drawn.random() < 0.5:
+        data = python(drawn, data.decode()).encode()
+    elif form in _TEXTS and drawn.random() < 0.5:
         data = mutated(drawn, data.decode()).encode('utf-8', errors='surrogatepass')
     else:
         data = changed(drawn, data, form)
@@ -331,12 +337,7 @@ def _schedules(folder: Path) -> Iterator[Seed]:
 
 
 def _sets(folder: Path) -> Iterator[Seed]:
-    from mutations import KEYS
-
-    pages = [
-        (ROOT / 'docs' / 'proofs' / name).read_text(encoding='utf-8') for name in ('all_keys.md', 'keys_network.md')
-    ]
-    keys = [key for key, _ in KEYS.findall('\n'.join(pages))]
+    keys = list(kinds())
     text = (ROOT / 'examples' / 'transformer_h100.yaml').read_bytes()
     yield Seed({'set.txt': b'workload.batch=64\nplan.tensor=4\nplan.recompute=full', 's.yaml': text}, ('set.txt',))
     for begin in range(0, len(keys), 3):

@@ -3,16 +3,15 @@
 `python -m tests.stack_table` writes them; tests/test_stacks.py holds the cheap ones.
 """
 
-import csv
 import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
+from simpar import load_schedule, load_sweep
 from simpar.case import cluster_of, load_case
+from simpar.files import read_csv
 from simpar.profiles import NONE, TABLE, UNKNOWN, load_stack, stack_folder, stack_names
-from simpar.schedule import load_schedule
-from simpar.sweep import load_sweep
 from simpar.sweep.table import as_markdown
 from simpar.units import format_time
 
@@ -46,13 +45,12 @@ def rule_table() -> Iterator[str]:
     """The rows of hw_profiles/stacks/frameworks.csv for a schedule that names no framework, in their order."""
     yield RULE
     yield '|---|---|---|'
-    with (stack_folder() / TABLE).open(encoding='utf-8') as file:
-        for row in csv.DictReader(file):
-            framework = row['framework']
-            if framework.startswith(UNKNOWN):
-                words = framework.removeprefix(UNKNOWN).strip('*')
-                library = 'any other' if row['hardware'] == '*' else row['hardware'].upper()
-                yield f'| {WORDS[words]} | {library} | `{row["stack"]}` |'
+    for row in read_csv(stack_folder() / TABLE):
+        framework = row['framework']
+        if framework.startswith(UNKNOWN):
+            words = framework.removeprefix(UNKNOWN).strip('*')
+            library = 'any other' if row['hardware'] == '*' else row['hardware'].upper()
+            yield f'| {WORDS[words]} | {library} | `{row["stack"]}` |'
 
 
 def example_names() -> list[str]:
@@ -91,12 +89,11 @@ def published_table() -> Iterator[str]:
     yield '|---|---|---:|---:|'
     stated: dict[tuple[str, str], list[float]] = {}
     for path in sorted(SETS.glob('*.csv')):
-        with path.open(encoding='utf-8') as file:
-            for row in csv.DictReader(file):
-                if row['mfu_pct']:
-                    # What stands in brackets is the server; the device is before it.
-                    device = row['hardware'].partition(' (')[0]
-                    stated.setdefault((f'`{path.name}`, {row["framework"]}', device), []).append(float(row['mfu_pct']))
+        for row in read_csv(path):
+            if row['mfu_pct']:
+                # What stands in brackets is the server; the device is before it.
+                device = row['hardware'].partition(' (')[0]
+                stated.setdefault((f'`{path.name}`, {row["framework"]}', device), []).append(float(row['mfu_pct']))
     for (source, device), shares in stated.items():
         yield f'| {source} | {device} | {len(shares)} | {statistics.median(shares):.0f} % |'
 

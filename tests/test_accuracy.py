@@ -1,6 +1,5 @@
 """Predictions against published measurements: order, sign and a wide band, tuned on none; see docs/accuracy.md."""
 
-import csv
 from functools import cache
 from itertools import combinations
 from math import log
@@ -11,13 +10,11 @@ import numpy as np
 import pytest
 from every import some
 
+from simpar import Plan, cluster, load_profile, price, simulate
 from simpar.cost.costs import CollectiveCost
-from simpar.cost.price import price
-from simpar.engine import simulate
+from simpar.files import read_csv
 from simpar.hardware import Cluster
 from simpar.lower import lower
-from simpar.plans import Plan
-from simpar.profiles import cluster, load_profile
 from simpar.program import Csr, OpClass, Program, Role
 from simpar.workload import Adam, Transformer, Workload
 
@@ -29,8 +26,7 @@ Row = dict[str, Any]
 
 def recorded(name: str) -> list[Row]:
     """The rows of a recorded table, numbers as numbers."""
-    with (RECORDED / name).open(encoding='utf-8') as file:
-        return [{key: _number(word) for key, word in row.items()} for row in csv.DictReader(file)]
+    return [{key: _number(word) for key, word in row.items()} for row in read_csv(RECORDED / name)]
 
 
 def _number(word: str) -> float | str:

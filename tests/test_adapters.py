@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from every import some
 
+from executor.inprocess import InProcess
+from executor.numerics import check
+from executor.validate import validate
 from simpar.errors import Infeasible, ScheduleError
 from simpar.importing.read import imported
 from simpar.lower import lower
@@ -13,12 +16,6 @@ from simpar.memory import memory, sequential
 from simpar.model.library.gpt import Lora
 from simpar.plans import Plan
 from simpar.workload import Adam, AdamW, Transformer, Workload
-
-pytest.importorskip('torch', reason='the executor needs torch')
-
-from executor.inprocess import InProcess
-from executor.numerics import check
-from executor.validate import validate
 
 MODEL = Transformer(
     layers=4, hidden=16, heads=4, kv_heads=2, vocab=32, sequence=8, ffn=32, activation='swiglu', norm='rms_norm',

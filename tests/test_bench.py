@@ -8,8 +8,6 @@ import sys
 import numpy as np
 import pytest
 
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from executor.bench import rounds
 from executor.bench.__main__ import main
 from executor.bench.bench import bench, bench_messages, schedule_programs
@@ -27,17 +25,13 @@ from executor.bench.kinds import KINDS
 from executor.bench.ranks import Timed
 from executor.ranks.collectives import SMALL
 from executor.validate import validate
+from simpar import Plan, cluster, load_profile, price
 from simpar.calibrate import calibrate, load_record, write_profile
-from simpar.cost.price import price
 from simpar.hardware.net import Net, parse_net
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plans import Plan
-from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass, Partition, ProgramBuilder
 from simpar.workload import Adam, Transformer, Workload
-
-pytestmark = pytest.mark.torch
 
 NETWORK = Network(layers=(Dense(inputs=48, outputs=32), Relu(), Dense(inputs=32, outputs=16), Relu()))
 MODEL = Transformer(layers=2, hidden=32, heads=4, vocab=64, sequence=16)

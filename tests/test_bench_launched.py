@@ -8,8 +8,6 @@ import sys
 import numpy as np
 import pytest
 
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from executor.bench.bench import bench
 from executor.bench.items import LEAST, TINY, look_at
 from executor.bench.kinds import Messages, crossing, kinds
@@ -25,8 +23,6 @@ from simpar.errors import RunFailed, ScheduleError
 from simpar.hardware.net import Net
 from simpar.profiles import load_profile, load_stack
 from simpar.trace import RankTimes, Trace
-
-pytestmark = pytest.mark.torch
 
 
 def test_two_ranks_of_torchrun_write_one_profile(tmp_path):

@@ -1,9 +1,7 @@
 """Steps issued as captured graphs: the numbers of steps issued op by op, and the rules of capturing."""
 
 import pytest
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
+import torch
 from virtual_cases import differences, drop_event, program, small, waits
 
 from executor import virtual
@@ -15,7 +13,6 @@ from executor.virtual.engine import Race, state
 from executor.virtual.transport import VirtualWorld
 from simpar.errors import ProgramError
 
-pytestmark = pytest.mark.torch
 STEPS = WARM + 2 * AHEAD + 1
 """Each graph is replayed twice, and one of them once more."""
 

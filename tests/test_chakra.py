@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 from tables import load_table
 
-from simpar import chakra
-from simpar.case import load_case
-from simpar.engine import simulate
+from simpar import chakra, load_case, simulate
 from simpar.errors import ScheduleError
 
 RECORDED = Path(__file__).parent / 'recorded' / 'chakra'

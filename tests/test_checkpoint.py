@@ -12,18 +12,15 @@ from math import prod
 from pathlib import Path
 
 import pytest
+import torch
 from tables import load_table, load_tree
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-pytestmark = pytest.mark.torch
 
 from executor import checkpoint
 from executor.commands import run_job
 from executor.options import parser
 from executor.tensors import boxes
 from executor.train import train
-from simpar import from_module
-from simpar.case import load_case
+from simpar import from_module, load_case
 from simpar.errors import ScheduleError
 
 GPT = load_table(__file__, 'GPT')

@@ -80,7 +80,7 @@ VALUES = {'--jobs': '2', '--limit': '1GB', '--train': 'tokens=1B', '--given': 'a
 
 
 @pytest.mark.parametrize(('verb', 'row'), PAIRS, ids=[f'{verb} {row["flag"]}' for verb, row in PAIRS])
-def test_a_flag_is_refused_beside_another_or_without_one(verb, row, capsys):
+def test_a_flag_is_refused_beside_another_or_without_one(verb, row, refused):
     """Before any file is looked for."""
     kinds = {
         flag['flag']: flag['kind']
@@ -92,8 +92,7 @@ def test_a_flag_is_refused_beside_another_or_without_one(verb, row, capsys):
     for flag in filter(None, (row['flag'], row['beside'])):
         value = {('plan', '--devices'): '8', ('check', '--device'): 'npu'}.get((verb, flag), VALUES.get(flag, 'x'))
         words += [flag] if kinds[flag] == 'switch' else [flag, value]
-    assert cli.main([verb, *words]) == 2
-    assert f'{row["flag"]}: {row["what"]}; {row["instead"]}' in capsys.readouterr().err
+    assert f'{row["flag"]}: {row["what"]}; {row["instead"]}' in refused(verb, *words)
 
 
 def test_verbs_and_flags_are_these():
@@ -105,20 +104,17 @@ def test_verbs_and_flags_are_these():
 
 
 @pytest.mark.parametrize('example', EXAMPLES, ids=lambda path: path.stem)
-def test_every_example_is_predicted_and_checked(example, capsys):
+def test_every_example_is_predicted_and_checked(example, printed):
     smaller = [word for key in SMALLER.get(example.stem, ()) for word in ('--set', key)]
-    assert cli.main(['run', str(example), '--full', *smaller]) == 0
-    assert 'Critical path' in capsys.readouterr().out
+    assert 'Critical path' in printed('run', str(example), '--full', *smaller)
     if example in CHECKED:
-        assert cli.main(['check', str(example), *smaller]) == 0
-        assert 'collectives of a step' in capsys.readouterr().out
+        assert 'collectives of a step' in printed('check', str(example), *smaller)
 
 
-def test_json_is_one_object_and_nothing_else(capsys, json_of):
+def test_json_is_one_object_and_nothing_else(json_of, printed):
     for words in (['run', str(TUTORIAL)], ['check', str(TUTORIAL)], ['profiles'], ['profiles', 'h100-sxm-8']):
         json_of(*words)
-    assert cli.main(['schema']) == 0
-    assert json.loads(capsys.readouterr().out)['title'] == 'simpar schedule'
+    assert json.loads(printed('schema'))['title'] == 'simpar schedule'
 
 
 def test_the_plot_the_trace_and_the_recording_are_written(tmp_path, capsys):
@@ -211,11 +207,10 @@ def test_the_same_file_gives_the_same_bytes_whatever_the_hash_seed(tmp_path):
     assert len(traces[0]) == 10
 
 
-def test_a_wrong_profile_is_told_beside_all_else_that_is_wrong(tmp_path, capsys):
+def test_a_wrong_profile_is_told_beside_all_else_that_is_wrong(tmp_path, refused):
     path = tmp_path / 'wrong.yaml'
     path.write_text(TUTORIAL.read_text().replace('cluster: ascend910a-8', 'cluster: ascend910x'))
-    assert cli.main(['run', str(path), '--set', 'plan.copeis=2']) == 2
-    told = capsys.readouterr().err
+    told = refused('run', str(path), '--set', 'plan.copeis=2')
     assert 'did you mean ascend910' in told
     assert '--set plan.copeis=2' in told
     assert f'{path}:4: cluster: unknown profile' in told
@@ -236,9 +231,8 @@ def test_errors_are_one_json_object_where_json_is_asked_for(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)['fits'] is False
 
 
-def test_quiet_prints_the_headline_and_steps_are_as_many_as_asked(capsys, json_of):
-    assert cli.main(['run', str(TUTORIAL), '--quiet']) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1
+def test_quiet_prints_the_headline_and_steps_are_as_many_as_asked(json_of, printed):
+    assert len(printed('run', str(TUTORIAL), '--quiet').splitlines()) == 1
     assert json_of('run', str(TUTORIAL), '--steps', '5')['step'] > 0
 
 
@@ -285,18 +279,16 @@ def test_what_cannot_be_written_is_refused_before_the_work(words, told, tmp_path
 
 
 @pytest.mark.parametrize('shell', ['bash', 'zsh', 'fish'])
-def test_shells_complete_every_verb_and_flag(shell, capsys):
-    assert cli.main(['completion', shell]) == 0
-    script = capsys.readouterr().out
+def test_shells_complete_every_verb_and_flag(shell, printed):
+    script = printed('completion', shell)
     for verb, parser in verbs().items():
         assert verb in script
         flags = [flag for flag in parser._option_string_actions if flag.startswith('--')]
         assert all(flag.removeprefix('--') in script for flag in flags)
 
 
-def test_bash_completes_what_is_typed(capsys):
-    assert cli.main(['completion', 'bash']) == 0
-    script = capsys.readouterr().out
+def test_bash_completes_what_is_typed(printed):
+    script = printed('completion', 'bash')
     ask = 'COMP_WORDS=(simpar run --js); COMP_CWORD=2; _simpar; echo "${COMPREPLY[@]}"'
     done = subprocess.run(['bash', '-c', f'{script}\n{ask}'], capture_output=True, text=True, check=True)
     assert done.stdout == '--json\n'

@@ -13,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worked import worked_costs, worked_program
 
-from simpar.case import case_of
+from simpar import case_of, load_schedule, simulate
 from simpar.comparison import compare, comparison_to_dict, render_comparison
-from simpar.engine import simulate
 from simpar.errors import OutsideTolerance, ScheduleError
-from simpar.schedule import load_schedule
 from simpar.trace import RankTimes
 from simpar.trace_files import load_trace, save_trace, to_saved
 

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from every import some
 
-from simpar import kernels
-from simpar.case import load_case
+from simpar import kernels, load_case
 from simpar.kernels import Kernel, kernel, part
 from simpar.memory import memory
 

@@ -8,12 +8,10 @@ import pytest
 from every import some
 from trains import trains
 
+from simpar import Plan, Transformer, Workload, load_schedule
 from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.lower.graph.context import ContextSplit
-from simpar.plans import Plan
-from simpar.schedule import load_schedule
-from simpar.workload import Transformer, Workload
 
 KINDS = ('all_gather', 'all_to_all', 'ring')
 LAYERS, BATCH, TOKENS, HIDDEN, HEADS = 2, 4, 64, 32, 8
@@ -232,7 +230,6 @@ def test_what_does_not_fit_is_told_at_its_key(plan, sequence, more, said, tmp_pa
 
 # Training, against models that we did not write
 
-torch = pytest.importorskip('torch', reason='needs the extra torch')
 PLANS = {
     'tensor-sequence-zero': (Plan(context=2, tensor=2, sequence_parallel=True, zero=1), 4),
     'data-copies-zero': (Plan(context=2, data=2, copies=2, zero=3), 4),
@@ -260,7 +257,6 @@ def oracles(tmp_path_factory):
     return made({kind: {**TINY[kind], **more} for kind, more in MODELS.items()}, tmp_path_factory)
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('how', KINDS)
 @pytest.mark.parametrize('kind', MODELS)
 def test_losses_and_gradients_are_those_of_transformers(kind, how, oracles):
@@ -270,7 +266,6 @@ def test_losses_and_gradients_are_those_of_transformers(kind, how, oracles):
         assert oracles(kind).compared(replace(plan, context_kind=how), ranks) <= 1e-10, name
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(('plan', 'ranks'), [(Plan(context=4), 4), (Plan(context=2, data=2, tensor=2, zero=1), 8)])
 def test_keys_for_each_query_train_to_the_same_and_travel_as_often(plan, ranks, oracles):
     """Of 8 queries and 2 keys among 4 ranks, 8 + 8 + 8 heads are exchanged, 8 + 4 + 4 where ranks alone need them."""
@@ -282,7 +277,6 @@ def test_keys_for_each_query_train_to_the_same_and_travel_as_often(plan, ranks, 
     assert sent[1] * 16 == sent[0] * 24
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('how', ['ring', 'all_gather'])
 @pytest.mark.parametrize(
     ('kind', 'plan', 'ranks'),
@@ -301,7 +295,6 @@ def test_heads_exchanged_inside_of_a_ring_train_to_those_of_transformers(kind, p
     assert oracles(kind).compared(plan, ranks) <= 1e-10
 
 
-@pytest.mark.torch
 def test_dropout_and_windows_inside_of_a_ring_are_those_of_any_plan():
     model = Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=16, init_std=0.3, dropout=0.3, window=5)
     plan = Plan(context=4, context_by_heads=2, context_kind='ring', copies=2)
@@ -323,7 +316,6 @@ def test_the_plans_cover_every_pair_of_axes_beside_context():
         assert {(True, True)} <= met, (one, other)
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('how', KINDS)
 def test_dropout_and_documents_are_those_of_any_plan(how):
     model = Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=16, init_std=0.3, dropout=0.3)
@@ -333,7 +325,6 @@ def test_dropout_and_documents_are_those_of_any_plan(how):
         trains(made, plan, 4, steps=1)
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(
     'more', [{'zero': 3, 'data': 4}, {'data': 2, 'tensor': 2, 'sequence_parallel': True, 'copies': 2}]
 )
@@ -346,7 +337,6 @@ def test_experts_are_shared_over_data_ranks_beside_context(more):
     trains(made, plan, 8, steps=1)
 
 
-@pytest.mark.torch
 def test_unfused_attention_exchanges_heads():
     model = Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=16, attention='unfused', dropout=0.2)
     made = Workload(model=model, batch=4)
@@ -354,7 +344,6 @@ def test_unfused_attention_exchanges_heads():
     trains(made, plan, 4, steps=1)
 
 
-@pytest.mark.torch
 def test_a_rank_that_takes_wrong_keys_is_found_wrong():
     """A negative control: keys of another step than those that came."""
     from sabotage import change_ops

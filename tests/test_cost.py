@@ -13,17 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import load_table
 
+from simpar import Effects, Plan, Transformer, Workload, price
 from simpar.cost.compute import DeviceCompute, by_products, waves
-from simpar.cost.price import Effects, price
 from simpar.cost.tables import Axis, Curve, Grid, Scatter, is_grid
 from simpar.errors import Infeasible, ProfileError
 from simpar.hardware import GRADES, TableFile, Tables
 from simpar.lower import lower
-from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile, read_table
 from simpar.program import OpClass
 from simpar.units import GRID
-from simpar.workload import Transformer, Workload
 
 IDEAL = Effects(small_operator=False, launch=False, slow_down=False, link_sharing=False)
 NAMES = ['a100-sxm-8', 'ascend910a-8', 'ascend910b-8', 'h100-sxm-8', 'h200-sxm-8']

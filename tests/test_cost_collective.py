@@ -378,7 +378,6 @@ def test_a_small_all_reduce_is_one_message_to_every_other_rank(group, size):
     assert cost.transfer == pytest.approx((len(group) - 1) * size / link.rate)
 
 
-@pytest.mark.torch
 def test_the_shipped_profile_knows_where_the_executor_changes_its_algorithm():
     from executor.ranks.collectives import SMALL
 

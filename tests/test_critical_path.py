@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 from plain_costs import plain_costs
 from worked import worked_costs, worked_program
 
+from simpar import Plan, Transformer, Workload, simulate
 from simpar.critical_path import critical_path
-from simpar.engine import simulate
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plans import Plan
 from simpar.trace import RankTimes
-from simpar.workload import Transformer, Workload
 
 PROGRAM = worked_program()
 

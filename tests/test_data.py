@@ -6,14 +6,12 @@ import struct
 
 import numpy as np
 import pytest
-
-from simpar.errors import ScheduleError
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
+import torch
 
 from executor import data
+from simpar.errors import ScheduleError
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures('generated_images')]
+pytestmark = pytest.mark.usefixtures('generated_images')
 
 
 def idx(values):

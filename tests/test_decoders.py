@@ -8,15 +8,12 @@ import pytest
 from every import some
 from trains import trains
 
-from simpar.case import case_of
+from simpar import Plan, case_of, cluster, load_profile, load_schedule
 from simpar.cost.compute import DeviceCompute
 from simpar.lower import lower
 from simpar.model.library.gpt import LongRope
 from simpar.model.model import Asked
-from simpar.plans import Plan
-from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
-from simpar.schedule import load_schedule
 from simpar.workload import AdamW, Muon, Transformer, Workload
 
 EXAMPLE = Path(__file__).parent.parent / 'examples' / 'llama3_8b_h100.yaml'
@@ -70,7 +67,6 @@ def workload(model, **more):
     return Workload(model=model, batch=8, **{'optimizer': AdamW(learning_rate=0.01), **more})
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(('model', 'plan'), some(CASES))
 def test_a_decoder_trains_as_the_unsharded_model(model, plan):
     chosen, ranks = PLANS[plan]
@@ -79,7 +75,6 @@ def test_a_decoder_trains_as_the_unsharded_model(model, plan):
     trains(case, chosen, ranks)
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(
     'strategies',
     [
@@ -96,7 +91,6 @@ def test_parts_of_heads_are_split_by_sequence_and_by_groups(strategies):
     check(program, chosen, plan)
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('search', ['double-recursive', 'sharding-propagation', 'exact'])
 @pytest.mark.parametrize('model', some(['qwen', 'gemma', 'phi'], 2))
 def test_a_searched_decoder_trains_as_the_unsharded_one(model, search):

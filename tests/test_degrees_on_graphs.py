@@ -7,8 +7,6 @@ from itertools import product
 import pytest
 from every import some
 
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from executor.numerics import check
 from simpar import model as ops
 from simpar.lower import lower
@@ -16,7 +14,6 @@ from simpar.model.library.blocks import block_network, llama_network
 from simpar.plans import Plan
 from simpar.workload import Workload
 
-pytestmark = pytest.mark.torch
 TOKENS = 6
 
 

@@ -1,9 +1,6 @@
 """Processes whose ranks are devices: the calls of native collectives, and messages staged through the host."""
 
 import pytest
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from trained_cases import workload_of
 from virtual_cases import differences, world
 
@@ -12,7 +9,6 @@ from simpar.errors import RunFailed
 from simpar.lower import lower
 from simpar.plans import Plan
 
-pytestmark = pytest.mark.torch
 STEPS = 3
 PLANS = {
     'all-reduce': Plan(tensor=2, copies=2),

@@ -11,11 +11,10 @@ from sabotage_kinds import KINDS
 from test_compare import measured
 from worked import worked_costs, worked_program
 
-from simpar.case import load_case
+from simpar import load_case, simulate
 from simpar.comparison import compare, comparison_to_dict, render_comparison
 from simpar.diagnosis import Cause, Diagnosis, diagnose, sentence
 from simpar.diagnosis.places import Place, own_times, sites_of
-from simpar.engine import simulate
 from simpar.trace_files import load_trace, save_trace, to_saved
 
 PROGRAM = worked_program()

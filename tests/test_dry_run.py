@@ -3,23 +3,19 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from op_tables import recorded
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor import kernels
 from executor.virtual.dry_run import DryIssuer, FoldedComputation, check_time, dry_run
 from executor.virtual.engine import Race
-from simpar.case import load_case
+from simpar import Plan, from_module, load_case
 from simpar.errors import Infeasible, ProgramError
 from simpar.lower import lower
 from simpar.model.library.experts import Experts
-from simpar.plans import Plan
 from simpar.size import LIMIT, Limit
-from simpar.torch_module import from_module
 from simpar.workload import AdamW, Sgd, Transformer, Workload
 
-pytestmark = pytest.mark.torch
 SGD = Sgd(learning_rate=0.01)
 MODEL = Transformer(layers=1, hidden=64, heads=2, vocab=32, sequence=8, init_std=0.1)
 

@@ -7,15 +7,12 @@ that reads or writes memory is a kernel.
 import dataclasses
 
 import pytest
+import torch
+from kernel_counts import Kernels
 
 from simpar.case import load_case
 from simpar.profiles import load_stack
 
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
-from kernel_counts import Kernels
-
-pytestmark = pytest.mark.torch
 TOKENS, HIDDEN, HEADS = 256, 4096, 32
 
 

@@ -6,13 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from simpar.cost.price import price
-from simpar.engine import simulate
+from simpar import Plan, cluster, load_profile, price, simulate
 from simpar.engine.fold import Representatives, groups_of
 from simpar.engine.queues import WAITS, hosted
 from simpar.lower import lower
-from simpar.plans import Plan
-from simpar.profiles import cluster, load_profile
 from simpar.workload import Adam, Transformer, Workload
 
 MODEL = Transformer(layers=4, hidden=256, heads=4, vocab=512, sequence=64)

@@ -15,20 +15,17 @@ from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 from plain_costs import plain_costs
 
+from simpar import Effects, Plan, Transformer, Workload, cluster, load_profile, price
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.costs import Communication
-from simpar.cost.price import Effects, price
 from simpar.engine import reference, simulate
 from simpar.engine.fold import fold
 from simpar.engine.ops import nodes_of, ops_of
 from simpar.errors import Deadlock
 from simpar.lower import lower
-from simpar.plans import Plan
 from simpar.predict import EFFECTS
-from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass, Partition, Program
 from simpar.units import GRID
-from simpar.workload import Transformer, Workload
 
 PROGRAMS, PART = 200, 200
 LEAST = 2

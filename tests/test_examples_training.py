@@ -6,18 +6,14 @@ from pathlib import Path
 import pytest
 from every import some
 
-from simpar import load_case
-from simpar.lower import lower
-from simpar.model import Dense, Flatten, Network, Relu
-from simpar.plans import Plan
-from simpar.workload import Sgd, Workload
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from executor.inprocess import InProcess
 from executor.reference import Reference
+from simpar import Plan, load_case
+from simpar.lower import lower
+from simpar.model import Dense, Flatten, Network, Relu
+from simpar.workload import Sgd, Workload
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures('generated_images')]
+pytestmark = pytest.mark.usefixtures('generated_images')
 
 
 EXAMPLES = Path(__file__).parent.parent / 'examples'

@@ -4,18 +4,15 @@ import queue
 from functools import partial
 
 import pytest
+import torch
 from at_once import at_once
 from every import draws
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from executor import tensors
 from executor.ranks import collectives
 from executor.ranks.collectives import Channel
-
-pytestmark = pytest.mark.torch
 
 
 class Queues(Channel):

@@ -126,7 +126,6 @@ def test_without_torch_one_line_says_what_to_install():
 # ranks of its own
 
 
-@pytest.mark.torch
 def test_a_job_runs_on_ranks_of_its_own(job, tmp_path):
     saved = tmp_path / 'trace.json'
     code, out, error = finished(start(job, '--steps', 2, '--json', '--save', saved))
@@ -141,7 +140,6 @@ def test_a_job_runs_on_ranks_of_its_own(job, tmp_path):
     assert saved.step_times.tolist() == pytest.approx(facts['step_times'])
 
 
-@pytest.mark.torch
 def test_a_run_that_is_terminated_leaves_no_process(tmp_path):
     costs = 'worked:worked_costs'
     process = start(
@@ -207,7 +205,6 @@ def shaken(job, *flags):
     return found, time.perf_counter() - begin
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(
     ('flags', 'what'),
     load_table(__file__, 'test_every_difference_is_named_at_once'),
@@ -221,7 +218,6 @@ def test_every_difference_is_named_at_once(job, flags, what):
     assert seconds < 5
 
 
-@pytest.mark.torch
 def test_a_rank_that_will_not_run_is_not_waited_for(job):
     found, seconds = shaken(job, '--set', 'plan.copies=many')
     assert found[0].startswith('rank 1 will not run: ')
@@ -229,13 +225,11 @@ def test_a_rank_that_will_not_run_is_not_waited_for(job):
     assert seconds < 15
 
 
-@pytest.mark.torch
 def test_ranks_that_agree_go_on(job):
     found, _ = shaken(job, '--timeout', '5s')
     assert [card.process.pid for card in found[0]] == [os.getpid()] * 2
 
 
-@pytest.mark.torch
 def test_data_of_another_content_are_a_difference(job, tmp_path, monkeypatch):
     """Equal files at other paths are none."""
     from executor import data
@@ -250,7 +244,6 @@ def test_data_of_another_content_are_a_difference(job, tmp_path, monkeypatch):
     assert found['.'] == 'generated images'
 
 
-@pytest.mark.torch
 def test_a_rank_that_is_killed_is_named_by_the_others(job):
     first, second = ranks(job, '--timeout', '2s', fault='kill:1:dense1.F.c0:1')
     code, _, error = finished(first)
@@ -260,7 +253,6 @@ def test_a_rank_that_is_killed_is_named_by_the_others(job):
     assert finished(second)[0] == -signal.SIGKILL
 
 
-@pytest.mark.torch
 def test_a_stopped_rank_0_is_named_soon_although_it_serves_the_store(job):
     first, second = ranks(job, '--timeout', '2s', fault='stop:0:dense1.F.c0:1')
     begin = time.perf_counter()
@@ -272,7 +264,6 @@ def test_a_stopped_rank_0_is_named_soon_although_it_serves_the_store(job):
     finished(first)
 
 
-@pytest.mark.torch
 def test_a_port_that_is_taken_is_named(job, monkeypatch, capsys):
     from executor.__main__ import main
 
@@ -290,7 +281,6 @@ def test_a_port_that_is_taken_is_named(job, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ('flags', 'world', 'what'), load_tree(__file__, 'test_a_launch_that_does_not_fit_the_job_is_refused')
 )
-@pytest.mark.torch
 def test_a_launch_that_does_not_fit_the_job_is_refused(job, monkeypatch, flags, world, what):
     from executor.commands import run_job as command
 
@@ -300,14 +290,12 @@ def test_a_launch_that_does_not_fit_the_job_is_refused(job, monkeypatch, flags, 
         command(parser().parse_args(['run', str(job), *flags]))
 
 
-@pytest.mark.torch
 def test_more_ranks_than_there_is_memory_for_are_not_started(job, monkeypatch):
     monkeypatch.setattr('executor.commands.free_memory', lambda: 10**8)
     with pytest.raises(Infeasible, match='2 ranks on this machine take at least 140'):
         run_job(parser().parse_args(['run', str(job)]))
 
 
-@pytest.mark.torch
 def test_clocks_of_ranks_on_other_hosts_are_aligned_by_pings(monkeypatch):
     """Two ranks that believe to be on two hosts, but have one clock: nothing is left to align."""
     dist = pytest.importorskip('torch.distributed', reason='needs the extra torch')

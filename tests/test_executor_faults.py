@@ -12,19 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
-from worked import worked_costs, worked_program
-
-from simpar.errors import ProgramError, RunFailed
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from equipment.faults import Fault, FaultyPool
+from worked import worked_costs, worked_program
 
 from executor import netns
 from executor.ranks.pool import Pool
+from simpar.errors import ProgramError, RunFailed
 from simpar.hardware.net import Net
-
-pytestmark = pytest.mark.torch
 
 TIMEOUT = 2.0
 SOON = 5.0

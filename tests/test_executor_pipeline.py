@@ -8,13 +8,11 @@ from pipeline_cases import edited
 from executor.options import parser
 from executor.ranks.watchdog import STREAMS
 from executor.validate import validate
-from simpar.case import load_case
+from simpar import Plan, Transformer, Workload, load_case
 from simpar.commands.check import MOST_STREAMS
 from simpar.errors import ProgramError
 from simpar.lower import lower
-from simpar.plans import Plan
 from simpar.trace_files import load_trace
-from simpar.workload import Transformer, Workload
 
 GPT = Workload(model=Transformer(layers=2, hidden=8, heads=2, vocab=12, sequence=4, tied=True), batch=8)
 PLAN = Plan(data=1, pipeline=2, micro_batches=4)
@@ -112,7 +110,6 @@ def losses(job, steps):
     return InProcess(load_case(job).program, seed=0, dtype=None).run(steps).losses
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(('pipeline', 'tensor', 'order'), [(2, 1, '1f1b'), (4, 1, 'zb-h1'), (2, 2, 'dualpipe-v')])
 def test_a_pipeline_runs_from_its_file(job, capsys, tmp_path, pipeline, tensor, order):
     path = job(pipeline, order, tensor)
@@ -122,7 +119,6 @@ def test_a_pipeline_runs_from_its_file(job, capsys, tmp_path, pipeline, tensor, 
     assert load_trace(tmp_path / 'trace.json').program == load_case(path).program.hash
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(('pipeline', 'order'), [(2, 'interleaved-zero-bubble'), (4, '1f1b')])
 def test_its_compute_is_emulated(job, capsys, tmp_path, pipeline, order):
     """Messages are real: both ends of each are told the same start, and end after it."""

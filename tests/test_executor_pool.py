@@ -2,23 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
 from plain_costs import plain_costs
 from worked import SLOW_SPANS, SPANS, table, worked_costs, worked_program
-
-from simpar.lower import lower
-from simpar.model import Dense, Network, Relu
-from simpar.plans import Plan
-from simpar.program import OpClass, Partition, ProgramBuilder, Tensor
-from simpar.workload import Workload
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.inprocess import InProcess
 from executor.ranks.collectives import SMALL
 from executor.ranks.pool import Pool
+from simpar import Plan, Workload
 from simpar.hardware.net import Net
-
-pytestmark = pytest.mark.torch
+from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
+from simpar.program import OpClass, Partition, ProgramBuilder, Tensor
 
 
 @pytest.fixture(scope='module')

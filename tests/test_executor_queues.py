@@ -2,23 +2,17 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from test_engine_semantics import costs_on_queues, layers
-
-from simpar.cost.costs import Communication
-from simpar.engine import simulate
-from simpar.errors import RunFailed
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
-import numpy as np
 
 from executor.devices import KINDS
 from executor.ranks.pool import Pool
 from executor.ranks.streams import NOT_SET, queues_by_slot, set_queues
+from simpar.cost.costs import Communication
+from simpar.engine import simulate
+from simpar.errors import RunFailed
 from simpar.hardware.net import Net
-
-pytestmark = pytest.mark.torch
 
 UNIT = 1 / 64
 SIZE = 1_048_576

@@ -1,17 +1,12 @@
 """The stack of the executor itself: the kernels that it launches on CUDA, counted by dry runs."""
 
-import pytest
-from tables import load_tree
-
-pytest.importorskip('torch', reason='needs the extra torch')
-
 from executor_counts import LAUNCHES, STACK, counts, lines
+from tables import load_tree
 
 from executor.virtual.dry_run import dry_run
 from simpar.case import load_case
 from simpar.files import read_csv
 
-pytestmark = pytest.mark.torch
 SCHEDULE = load_tree(__file__, 'SCHEDULE')
 
 

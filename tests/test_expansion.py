@@ -7,6 +7,7 @@ import pytest
 from every import some
 from tables import load_table
 
+from simpar import Plan, Transformer, Workload
 from simpar.cli import main
 from simpar.cost.compute import MATRIX
 from simpar.cost.price import Pricer, cores_taken, speeds_beside
@@ -15,9 +16,7 @@ from simpar.hardware import ExpansionMode
 from simpar.hardware.profile import ShareFigure
 from simpar.lower import lower
 from simpar.model.library.experts import Experts
-from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile, load_stack, profile_names
-from simpar.workload import Transformer, Workload
 
 WORK = Workload(model=Transformer(layers=2, hidden=512, heads=8, vocab=1024, sequence=128), batch=8, precision='bf16')
 SUMS = Plan(tensor=8, copies=2)

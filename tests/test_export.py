@@ -1,7 +1,6 @@
 """A plan goes out in a framework's words and comes back; what does not is listed; own files change in few lines."""
 
 import argparse
-import csv
 import json
 import shlex
 from functools import cache
@@ -13,15 +12,15 @@ from drawn_plans import DRAWN
 from every import some
 from launch_sources import FOLDER, SOURCES, given_beside, model_beside
 
-from simpar.case import case_of
+from simpar import case_of, load_schedule
 from simpar.cli import main
 from simpar.errors import ScheduleError
 from simpar.exporting.export import TARGETS, different, export, read_back, reimported
 from simpar.exporting.onto import onto
 from simpar.exporting.settings import plain, values_of
+from simpar.files import read_csv
 from simpar.importing.mapping import schedule_text
 from simpar.importing.read import imported
-from simpar.schedule import load_schedule
 from tests.prove_round_trip import Plan, returned
 
 ARGUMENTS = Path(__file__).parent / 'recorded' / 'megatron_arguments.csv'
@@ -37,7 +36,7 @@ prove NAME=parsers` asks the classes themselves."""
 
 def facts_of(launcher):
     """Types of a launcher's settings by name."""
-    rows = csv.DictReader(FACTS.read_text(encoding='utf-8').splitlines())
+    rows = read_csv(FACTS)
     return {row['key']: row['type'] for row in rows if row['launcher'] == launcher}
 
 
@@ -71,7 +70,7 @@ def read_by_its_arguments(made):
     """The flags as a parser of the launcher's own arguments reads them; one that it does not know raises."""
     kinds = {'int': int, 'float': float}
     parser = argparse.ArgumentParser(exit_on_error=False, conflict_handler='resolve')
-    for row in csv.DictReader(ARGUMENTS.read_text(encoding='utf-8').splitlines()):
+    for row in read_csv(ARGUMENTS):
         count = int(row['nargs']) if row['nargs'].isdecimal() else row['nargs']
         more = {'nargs': count} if count else {}
         more |= {'choices': list(map(kinds.get(row['type'], str), row['choices'].split()))} if row['choices'] else {}
@@ -99,7 +98,7 @@ def checked_by_megatron(found):
     values = {
         name: 1 if value is None and name.endswith('_parallel_size') else value for name, value in vars(found).items()
     }
-    for row in csv.DictReader(CHECKS.read_text(encoding='utf-8').splitlines()):
+    for row in read_csv(CHECKS):
         if eval(row['when'], {}, values):
             assert eval(row['needs'], {}, values), row
 
@@ -173,9 +172,8 @@ def test_a_model_of_layers_has_no_flags():
         export(load_schedule('examples/multi_copy.yaml'), 'megatron')
 
 
-def test_an_unknown_framework_is_refused(capsys):
-    assert main(['export', 'examples/multi_copy.yaml', '--to', 'jax']) == 2
-    assert 'write one of megatron' in capsys.readouterr().err
+def test_an_unknown_framework_is_refused(refused):
+    assert 'write one of megatron' in refused('export', 'examples/multi_copy.yaml', '--to', 'jax')
 
 
 def test_a_file_of_another_launcher_is_refused(tmp_path):
@@ -216,15 +214,16 @@ def test_a_file_has_keys_and_types_that_its_reader_knows(framework, seed):
         assert isinstance(plain(one.value), types.get(kind, object)) or kind == 'config', one
 
 
-def test_the_best_plan_is_written_in_a_frameworks_words(tmp_path, capsys):
+def test_the_best_plan_is_written_in_a_frameworks_words(tmp_path, printed):
     small = DRAWN['megatron'](1)
     small['planner'] = {'keys': {'plan.zero': [0, 1]}}
     path, script = tmp_path / 'small.json', tmp_path / 'run.sh'
     path.write_text(json.dumps(small), encoding='utf-8')
     schedule = tmp_path / 'small.yaml'
     schedule.write_text(path.read_text(encoding='utf-8'), encoding='utf-8')
-    assert main(['plan', str(schedule), '--brief', '--seconds', '1', '--export', f'megatron={script}']) == 0
-    assert f'wrote {script}' in capsys.readouterr().out
+    assert f'wrote {script}' in printed(
+        'plan', str(schedule), '--brief', '--seconds', '1', '--export', f'megatron={script}'
+    )
     assert '--global-batch-size' in script.read_text(encoding='utf-8')
     assert main(['plan', str(schedule), '--export', 'megatron']) == 2
 

@@ -9,7 +9,7 @@ from drawn_plans import DRAWN
 from every import some
 from launch_sources import FOLDER, SOURCES
 
-from simpar.case import case_of
+from simpar import case_of, load_schedule
 from simpar.errors import ScheduleError
 from simpar.exporting.export import TARGETS, export, reimported
 from simpar.exporting.onto import onto
@@ -17,7 +17,6 @@ from simpar.exporting.settings import values_of
 from simpar.importing.mapping import schedule_text
 from simpar.importing.mindspore_lines import plan_of
 from simpar.importing.read import imported
-from simpar.schedule import load_schedule
 from tests.prove_round_trip import Plan, returned
 
 SIGNATURES = {

@@ -158,7 +158,6 @@ def test_folders_go_with_a_process_that_is_killed(tmp_path):
     assert left_in(tmp_path) == []
 
 
-@pytest.mark.torch
 def test_nothing_is_left_where_measuring_is_killed(tmp_path, put):
     """Neither folders nor processes: the executor ends with the command that has started it."""
     job = put(

@@ -7,11 +7,10 @@ from every import some
 from tables import load_table
 from trains import trains
 
-from simpar.case import load_case
+from simpar import Plan, load_case
 from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.pipeline.orders import ORDERS
-from simpar.plans import Plan
 from simpar.workload import AdamW, Muon, Transformer, Workload
 
 SIZES = {'layers': 4, 'hidden': 16, 'heads': 4, 'vocab': 24, 'sequence': 8, 'init_std': 0.3, 'ffn': 24}
@@ -28,7 +27,6 @@ def workload(model=LLAMA, **more):
     return Workload(model=model, batch=16, phase='forward', **{'optimizer': AdamW(learning_rate=0.01), **more})
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('plan', PLANS)
 def test_losses_are_those_of_the_unsharded_model_and_nothing_is_trained(plan):
     from executor.inprocess import InProcess

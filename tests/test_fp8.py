@@ -6,13 +6,11 @@ from dataclasses import replace
 import pytest
 from tables import load_table
 
-from simpar.case import load_case
+from simpar import Plan, load_case, load_profile
 from simpar.cost.compute import DeviceCompute
 from simpar.errors import SimparError
 from simpar.lower import lower
 from simpar.model.library.experts import Experts
-from simpar.plans import Plan
-from simpar.profiles import load_profile
 from simpar.program import BYTES
 from simpar.workload import AdamW, Muon, Transformer, Workload
 
@@ -37,7 +35,6 @@ def workload(model, **more):
     return Workload(model=model, batch=8, **{'optimizer': AdamW(learning_rate=0.01), 'fp8': 'hybrid', **more})
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(
     ('model', 'plan'),
     [

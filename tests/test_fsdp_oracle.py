@@ -5,9 +5,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from rank_jobs import found_by
 
 from executor.ranks.pool import Pool
@@ -15,8 +12,6 @@ from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plans import Plan
 from simpar.workload import AdamW, Momentum, Sgd, Workload
-
-pytestmark = pytest.mark.torch
 
 RANKS, STEPS = 2, 3
 MLP = Workload(

@@ -9,11 +9,10 @@ import pytest
 from every import some
 from trains import trains
 
+from simpar import Plan, load_schedule
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
 from simpar.model.library.experts import Experts
-from simpar.plans import Plan
-from simpar.schedule import load_schedule
 from simpar.workload import AdamW, Transformer, Workload
 
 PLAIN = Transformer(
@@ -41,7 +40,6 @@ def workload(model, **more):
     return Workload(model=model, batch=8, **{'optimizer': AdamW(learning_rate=0.01), **more})
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(
     ('model', 'plan'),
     [
@@ -64,7 +62,6 @@ STAGES = {
 }
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('stages', some(STAGES, 2))
 def test_a_pipeline_trains_it_as_the_unsharded_model(stages):
     model, plan, ranks = STAGES[stages]
@@ -83,7 +80,6 @@ def test_a_plan_that_counts_a_module_lays_it_where_it_says():
     assert [placed[name] for name in asked] == [0, 3, 3, 3, 3, 3, 3]
 
 
-@pytest.mark.torch
 def test_a_module_sees_as_many_tokens_more_as_it_predicts_further():
     """Changing one token changes no logit of depth d before the place that is d before it, and that one it does."""
     import torch

@@ -1,9 +1,8 @@
 """Fused kernels of CUDA, which the CPU stands in for: what they are asked for, and what training by them gives."""
 
 import pytest
+import torch
 from every import some
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.devices import KINDS, fused
 from executor.inprocess import InProcess
@@ -17,7 +16,6 @@ from simpar.plans import Plan
 from simpar.program import OpClass
 from simpar.workload import AdamW, Transformer, Workload
 
-pytestmark = pytest.mark.torch
 functional = torch.nn.functional
 FLASH, EFFICIENT = '_scaled_dot_product_flash_attention', '_scaled_dot_product_efficient_attention'
 

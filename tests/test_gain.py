@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from worked import worked_costs, worked_program
 
-from simpar import comparison
+from simpar import comparison, simulate
 from simpar.case import load_case, on_net
-from simpar.engine import simulate
 from simpar.hardware.net import parse_net
 from simpar.metrics import metrics
 from simpar.trace import joined, step_that_counts

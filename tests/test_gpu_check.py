@@ -3,15 +3,10 @@
 import json
 from collections import Counter
 
-import pytest
-
-pytest.importorskip('torch', reason='needs the extra torch')
-
 from executor.gpu_check import PARTS, PLANS, SIZES, PartOf, Row, costs_of, main, workload
 from simpar.engine import simulate
 from simpar.lower import lower
 
-pytestmark = pytest.mark.torch
 SHORT = ('machine', 'losses', 'no waiting')
 
 

@@ -5,12 +5,10 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from tables import load_tree
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
+import torch
 from graph_cases import graph_case
 from sabotage import change_ops
+from tables import load_tree
 
 from executor.bench.items import program_items, program_of
 from executor.draws import batch_of
@@ -27,7 +25,6 @@ from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.plans import Plan
 from simpar.workload import Sgd, Workload
 
-pytestmark = pytest.mark.torch
 CASES = 120
 GLOO = 4
 

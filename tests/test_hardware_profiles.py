@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import load_table
 
-from simpar import document, profiles
-from simpar.case import load_case
+from simpar import document, load_case, profiles
 from simpar.errors import ProfileError
 from simpar.hardware import GRADES, Figure, TableFile
 from simpar.profiles import (

@@ -9,12 +9,11 @@ import pytest
 from every import some
 from tables import load_table, load_tree
 
-from simpar import load_case
+from simpar import Transformer, load_case
 from simpar.errors import ScheduleError
 from simpar.huggingface.families import FAMILIES, IGNORED, NOT_YET, ONLY
 from simpar.model.library.gpt import LongRope
 from simpar.schedule import load_rows, load_schedule, schedule_schema, written
-from simpar.workload import Transformer
 
 LLAMA = load_table(__file__, 'LLAMA')
 HEAD = 'simpar: 1\ncluster: h100-sxm-8\n'
@@ -197,7 +196,6 @@ def test_the_tables_of_keys_do_not_contradict_one_another():
     assert not set(later) & FAMILIES.keys()
 
 
-@pytest.mark.torch
 def test_what_a_file_leaves_out_is_what_transformers_takes():
     transformers = pytest.importorskip('transformers', reason='needs the extra test')
     # The others have their code beside their weights.
@@ -270,7 +268,6 @@ def test_a_config_has_the_published_parameters(name, tmp_path):
     assert found.notes == ()
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('name', some(PUBLISHED))
 def test_transformers_counts_the_same_on_the_meta_device(name):
     torch = pytest.importorskip('torch', reason='needs the extra torch')

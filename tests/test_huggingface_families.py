@@ -113,7 +113,6 @@ FAMILIES = {
 }  # fmt: skip
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('kind', FAMILIES)
 def test_transformers_counts_the_same_of_a_small_one(kind, tmp_path):
     torch = pytest.importorskip('torch', reason='needs the extra torch')

@@ -3,15 +3,12 @@
 from itertools import product
 
 import pytest
+import torch
 from every import some
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from extras import Later
 from huggingface_cases import PLANS, SEQUENCE, STRETCHED, TINY, Unnarrowed, transformers_model
 from huggingface_oracle import TOLERANCE, oracles, uncovered
 
-pytestmark = pytest.mark.torch
 Later('transformers', 'test')
 ORACLES = ('gpt2', 'llama', 'mistral', 'qwen3', 'deepseek_v3')
 ALSO = ('qwen2', 'gemma2', 'phi', 'phi3', 'deepseek_v2')

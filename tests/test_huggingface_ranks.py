@@ -3,9 +3,6 @@
 import re
 
 import pytest
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from extras import Later
 from huggingface_cases import MIXTURES, TINY
 from huggingface_oracle import AXES, PLANS, SAMPLE, SIX, groups, plan_for, ranks, uncovered
@@ -15,7 +12,6 @@ from prove_huggingface import AUX_LOSS, MARGIN, NARROW, NARROW_FLOOR, PAGE, WIDE
 from executor.ranks.pool import Pool
 from simpar.lower import lower
 
-pytestmark = pytest.mark.torch
 Later('transformers', 'test')
 IN_PROCESS = {
     'qwen3': 'gather, tensor, sequence, pipeline, copies, recompute',

@@ -10,8 +10,7 @@ from docs_tables import schedule_table_keys
 from launch_sources import FOLDER, MODEL, SOURCES, given_beside, model_beside
 from tables import load_table
 
-from simpar import cli
-from simpar.case import load_case
+from simpar import cli, load_case, load_profile
 from simpar.huggingface.models import MODELS
 from simpar.importing import accelerate, deepspeed, megatron, mindformers, mindspeed, mixtures, torchtitan
 from simpar.importing.findings import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
@@ -20,7 +19,6 @@ from simpar.importing.mapping import schedule_text
 from simpar.importing.megatron import MEGATRON
 from simpar.importing.read import imported
 from simpar.importing.shell import read_script
-from simpar.profiles import load_profile
 from simpar.schedule import check_against_cluster, load_schedule, written
 from simpar.units import parse
 
@@ -498,12 +496,11 @@ def test_every_plan_that_init_compares_is_a_schedule(name):
         assert first.text().count('#') >= 10
 
 
-def test_init_proposes_the_fastest_of_the_plans_that_it_compares(tmp_path, capsys):
+def test_init_proposes_the_fastest_of_the_plans_that_it_compares(tmp_path, capsys, printed):
     """Of 13 billion weights on two servers; where RoCE is slow, gathers take longer than messages within a node."""
     out = tmp_path / 'first.yaml'
     asked = ['--cluster', 'ascend910b-8', '--nodes', '2', '--sequence', '4096', '--output', str(out)]
-    assert cli.main(['init', '--model', 'llama2-13b', *asked]) == 0
-    capsys.readouterr()
+    printed('init', '--model', 'llama2-13b', *asked)
 
     def step(*settings):
         cli.main(['run', str(out), '--json', *(f'--set={one}' for one in settings)])
@@ -523,11 +520,10 @@ def test_init_proposes_the_fastest_of_the_plans_that_it_compares(tmp_path, capsy
     assert gathered > 1.15 * within
 
 
-def test_a_first_schedule_with_experts_fits(tmp_path, capsys, json_of):
+def test_a_first_schedule_with_experts_fits(tmp_path, json_of, printed):
     out = tmp_path / 'first.yaml'
     asked = ['--nodes', '2', '--batch', '128', '--sequence', '4096', '--output', str(out)]
-    assert cli.main(['init', '--model', 'mixtral-8x7b', *asked]) == 0
-    capsys.readouterr()
+    printed('init', '--model', 'mixtral-8x7b', *asked)
     assert json_of('run', str(out))['fits']
     assert load_schedule(out).plan.expert > 1
 

@@ -4,15 +4,12 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from executor.kernels import KERNELS, Context, bind, kernel
 from simpar.errors import ProgramError
 from simpar.program import OpClass, ProgramBuilder, Tensor
 
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
-from executor.kernels import KERNELS, Context, bind, kernel
-
-pytestmark = pytest.mark.torch
 functional = torch.nn.functional
 
 

@@ -1,6 +1,5 @@
 """The table of keys: a row for every key, a key for every row, and rules about facts that there are."""
 
-import csv
 import re
 from dataclasses import fields
 from functools import cache
@@ -9,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from simpar import Plan, load_case
 from simpar.ablation.rules import facts_of
-from simpar.case import load_case
 from simpar.document.tree import parse
 from simpar.errors import ScheduleError
 from simpar.files import read_csv
@@ -25,7 +24,6 @@ from simpar.model import OPERATORS, Network
 from simpar.model.library.experts import Experts
 from simpar.model.library.gpt import Lora
 from simpar.model.model import FromModule
-from simpar.plans import Plan
 from simpar.profiles import load_stack, stack_folder, stack_names
 from simpar.schedule import checks, load_schedule, schedule_schema
 from simpar.schedule.contents import ClusterReference, Contents, Planner
@@ -196,10 +194,10 @@ def test_the_documentation_lists_all_that_is_called_not_modelled():
 # A default of a framework is what a schedule on its stack has, or the table says why not; importers have the same
 
 
-with (stack_folder() / 'defaults.csv').open(encoding='utf-8', newline='') as file:
-    DEFAULTS = [
-        SimpleNamespace(**{**row, 'value': parse(f'v: {row["value"]}', '').root['v']}) for row in csv.DictReader(file)
-    ]
+DEFAULTS = [
+    SimpleNamespace(**{**row, 'value': parse(f'v: {row["value"]}', '').root['v']})
+    for row in read_csv(stack_folder() / 'defaults.csv')
+]
 SOURCES = {'Megatron-LM': MEGATRON, 'MindSpeed-LLM': MINDSPEED, 'MindFormers': MINDFORMERS, 'torchtitan': TORCHTITAN,
            'DeepSpeed': DEEPSPEED}  # fmt: skip
 

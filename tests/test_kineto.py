@@ -12,11 +12,9 @@ import pytest
 from pipeline_traces import B, F, plan_of, trace_of
 from worked import shared_link_costs, shared_link_program, worked_costs, worked_program
 
-from simpar import cli
-from simpar.case import load_case
+from simpar import cli, load_case, simulate
 from simpar.commands import measure
 from simpar.cost.costs import Communication
-from simpar.engine import simulate
 from simpar.errors import ScheduleError
 from simpar.files import write_atomically
 from simpar.kineto import Style, chosen_ranks, events, in_the_merged_file, link_counters, write_kineto

@@ -10,8 +10,7 @@ import torch
 from recorded_training import Gpt, record, stepper
 from tables import load_table
 
-from simpar import cli
-from simpar.case import load_case
+from simpar import cli, load_case
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
 from simpar.profiles import cluster, load_profile, load_stack, read_table

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 from trains import trains
 
+from simpar import Plan, load_profile
 from simpar.cost.compute import DeviceCompute
 from simpar.lower import lower
-from simpar.plans import Plan
-from simpar.profiles import load_profile
 from simpar.workload import AdamW, Muon, Transformer, Workload
 
 SIZES = {'layers': 3, 'hidden': 16, 'heads': 4, 'vocab': 24, 'sequence': 8, 'init_std': 0.3, 'ffn': 24}
@@ -33,7 +32,6 @@ def workload(model, **more):
     return Workload(model=model, batch=8, **{'optimizer': AdamW(learning_rate=0.01), **more})
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(
     ('model', 'plan'),
     [('v3', 'late'), ('biased', 'split'), ('biased', 'late'), ('unfused', 'split'), ('unfused', 'tiles')],

@@ -7,6 +7,7 @@ import pytest
 from every import some
 from trains import trains
 
+from simpar import Plan, cluster, load_profile
 from simpar.cost.compute import DeviceCompute
 from simpar.errors import Infeasible
 from simpar.lower import lower
@@ -27,8 +28,6 @@ from simpar.model import (
     network_shapes,
     reads_of,
 )
-from simpar.plans import Plan
-from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.choices import with_choice
 from simpar.strategy_search import Choice, double_recursive
@@ -65,7 +64,6 @@ def sums(program):
         2,
     ),
 )
-@pytest.mark.torch
 def test_a_reduction_of_slices_is_that_of_the_whole(cuts, keys, plan):
     workload = reduction(cuts, **keys)
     trains(workload, plan, 8, steps=2)
@@ -88,7 +86,6 @@ def classifier(data='mnist', **keys):
     return Workload(model=model, batch=64, data=data, optimizer=Adam(learning_rate=0.01))
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(
     'plan', [Plan(), Plan(zero=3, micro_batches=2), Plan(copies=2, redistribution='mindspore-2.10')]
 )
@@ -174,7 +171,6 @@ def test_a_search_cuts_a_layer_only_as_its_rule_allows():
 
 @pytest.mark.parametrize('search', ['double-recursive', 'exact', 'sharding-propagation'])
 @pytest.mark.parametrize('compat', ['2.0', '2.10'])
-@pytest.mark.torch
 def test_a_searched_network_trains_as_the_unsharded_one(search, compat):
     workload = every_kind()
     if search == 'sharding-propagation':

@@ -6,15 +6,14 @@ from math import prod
 
 import numpy as np
 import pytest
+import torch
 from redistribution_machine import cut, execute
 
 from simpar.errors import Infeasible
 from simpar.layout import operators, redistribute
 
-torch = pytest.importorskip('torch', reason='needs the extra torch')
 functional = torch.nn.functional
 
-pytestmark = pytest.mark.torch
 WORLDS = (4, 6, 8, 16)
 EACH = 12
 

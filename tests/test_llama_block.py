@@ -3,21 +3,17 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from trains import trains
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 
 from executor.draws import batch_of
 from executor.reference import Reference
+from simpar import Plan, cluster, load_profile
 from simpar.model.library.blocks import llama_network
-from simpar.plans import Plan
-from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.choices import degree_strategies
 from simpar.workload import Sgd, Workload
 
-pytestmark = pytest.mark.torch
 functional = torch.nn.functional
 SEQUENCE, HIDDEN, HEADS, FFN, SAMPLES = 4, 16, 4, 24, 4
 ROWS = SEQUENCE * SAMPLES

@@ -13,14 +13,12 @@ from mindspore_networks import tuples
 from test_resolve_strategies import CASES, workload_of
 from trains import trains
 
+from simpar import Plan, Transformer, Workload, cluster, load_profile
 from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
-from simpar.plans import Plan
-from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
-from simpar.workload import Transformer, Workload
 
 ROWS, CLASSES, RANKS = 32, 8, 8
 H100 = load_profile('h100-sxm-8')
@@ -64,7 +62,6 @@ def test_classes_that_are_cut_are_summed_over_their_ranks():
     assert found['F', 'all_reduce', ROWS / 4 * 4.0] == 2
 
 
-@pytest.mark.torch
 def test_more_rows_than_fp16_counts_to_have_a_loss_and_gradients():
     """Of equal logits, ln 8; and what one operator computes of the same."""
     torch = pytest.importorskip('torch', reason='needs the extra torch')
@@ -79,7 +76,6 @@ def test_more_rows_than_fp16_counts_to_have_a_loss_and_gradients():
         assert torch.linalg.vector_norm(gradient - ours.gradients[name]) < 1e-2 * torch.linalg.vector_norm(gradient)
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('copies', [1, 2])
 @pytest.mark.parametrize('ignored', [range(0, ROWS, 3), range(ROWS // 4), range(ROWS // 2), range(ROWS)], ids=str)
 @pytest.mark.parametrize('strategies', [{}, {'sum': ((1, 1),), 'count': ((1, 1),), 'likelihood_sum': ((1,),)}])
@@ -170,7 +166,6 @@ def test_the_loss_is_never_run_again():
             lower(network(16, CLASSES), Plan(recompute=(pattern,)), 1)
 
 
-@pytest.mark.torch
 def test_a_transformer_has_its_loss_in_operators_too():
     model = Transformer(layers=1, hidden=8, heads=2, vocab=16, sequence=4, init_std=0.3)
     workload = Workload(model=model, batch=8, loss_operators='mindspore-2.10')
@@ -231,7 +226,6 @@ def test_along_all_axes_that_cut_a_loss_it_is_summed(strategy, ranks):
 # Nobody waits for it, and it is the loss
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('seed', some(range(0, 120, 4)))
 def test_the_sums_of_a_step_are_its_loss(seed, monkeypatch):
     """On every rank of the last stage the sums of all copies and micro-batches add up to what machines report."""

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from simpar import cli
+from simpar import cli, price
 from simpar.case import load_case, on_net
-from simpar.cost.price import price
 from simpar.hardware.net import FRAME, PAYLOAD, parse_net
 from simpar.numbers import pricing_by
 from simpar.units import format_time
@@ -72,8 +71,7 @@ def test_a_profile_that_was_calibrated_on_the_network_keeps_its_links(job):
     assert on_net(case, parse_net('paced:100mbit,1ms')) is not case
 
 
-@pytest.mark.torch
-def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_saved(job, tmp_path, capsys, json_of):
+def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_saved(job, tmp_path, json_of, printed):
     """The prediction was once that of the profile's links: −99.8 % on a slow network, without a word."""
     torch = pytest.importorskip('torch', reason='needs the extra torch')
     from executor.inprocess import InProcess
@@ -87,8 +85,7 @@ def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_
     told = 'Compared: the last predicted step with the 10th percentile of 4 measured steps; ops by their medians.'
     assert told in out
     predicted = tmp_path / 'p.json'
-    assert cli.main(['run', str(job), '--net', 'paced:40mbit,2ms', '--save', str(predicted)]) == 0
-    capsys.readouterr()
+    printed('run', str(job), '--net', 'paced:40mbit,2ms', '--save', str(predicted))
     facts = json_of('compare', predicted, trace)
     assert facts['statistic'] == {'percentile': 10.0, 'of_steps': 4, 'ops': 'median'}
     # The very numbers that `measure` has shown, of plan and of baseline.
@@ -108,7 +105,6 @@ def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_
             torch.testing.assert_close(mine[name], theirs[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.torch
 def test_a_plan_is_measured_alone_or_against_itself_and_the_page_tells_it(job, tmp_path, measured):
     """The gain of a plan over itself is noise; without a baseline there is none."""
     page = tmp_path / 'deep' / 'answer.html'
@@ -140,7 +136,6 @@ def test_ops_that_were_timed_are_priced_by_their_seconds(job):
     assert case.predict(pricing=pricing_by({'another': seconds})).step == case.predict().step
 
 
-@pytest.mark.torch
 def test_ops_are_timed_between_the_steps_of_real_ranks(job, measured):
     words = [job, '--net', 'paced:40mbit,2ms', '--time-ops', '--steps', 4, '--json']
     code, out, error = measured(*words)
@@ -153,7 +148,6 @@ def test_ops_are_timed_between_the_steps_of_real_ranks(job, measured):
     assert (code, '--time-ops: only ops that ranks of this machine compute' in error) == (2, True)
 
 
-@pytest.mark.torch
 def test_a_state_is_read_without_running_code(tmp_path):
     torch = pytest.importorskip('torch', reason='needs the extra torch')
     from executor.state import load_state
@@ -172,7 +166,6 @@ def test_a_state_is_read_without_running_code(tmp_path):
     assert not (tmp_path / 'made').exists()
 
 
-@pytest.mark.torch
 def test_a_state_is_not_asked_of_emulated_compute(job, tmp_path):
     from executor.__main__ import main
 
@@ -181,7 +174,6 @@ def test_a_state_is_not_asked_of_emulated_compute(job, tmp_path):
     assert not (tmp_path / 's.pt').exists()
 
 
-@pytest.mark.torch
 def test_training_is_one_call(job):
     torch = pytest.importorskip('torch', reason='needs the extra torch')
     from executor.train import train

@@ -12,13 +12,12 @@ from plain_costs import random_costs
 from worked import worked_costs, worked_program
 
 import simpar
+from simpar import Plan, simulate
 from simpar.case import memory_notes
-from simpar.engine import simulate
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
 from simpar.memory import Room, check_fit, memory, memory_to_dict, peak_summary, sequential
 from simpar.model import Dense, Network, Relu
-from simpar.plans import Plan
 from simpar.program import KINDS, OpClass, ProgramBuilder, Tensor, instance
 from simpar.trace import RankTimes, Trace
 from simpar.workload import Adam, Transformer, Workload

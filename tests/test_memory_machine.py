@@ -2,22 +2,16 @@
 
 import numpy as np
 import pytest
+from equipment.orders import InProcess
 from every import some
 
+from executor import inprocess
 from simpar.lower import lower
 from simpar.memory import memory
 from simpar.model import Dense, Network, Relu
 from simpar.plans import Plan
 from simpar.trace import RankTimes, Trace
 from simpar.workload import Adam, Sgd, Transformer, Workload
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
-from equipment.orders import InProcess
-
-from executor import inprocess
-
-pytestmark = pytest.mark.torch
 
 GPT = Transformer(layers=2, hidden=16, heads=4, vocab=32, sequence=8)
 GROUPED = Transformer(layers=1, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=30, sequence=8, tied=True)

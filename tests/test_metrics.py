@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worked import worked_costs, worked_program
 
-from simpar.case import load_case
-from simpar.engine import simulate
+from simpar import load_case, simulate
 from simpar.interval_sets import length, minus, union
 from simpar.metrics import metrics
 from simpar.trace import RankTimes, Trace

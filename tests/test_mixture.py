@@ -9,17 +9,12 @@ import pytest
 from every import some
 from trains import trains
 
-from simpar.case import case_of, load_case
+from simpar import Plan, case_of, load_case, load_profile, load_schedule, price, simulate
 from simpar.cost.compute import DeviceCompute
-from simpar.cost.price import price
-from simpar.engine import simulate
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
 from simpar.model.library.experts import Experts
 from simpar.model.ops import Load
-from simpar.plans import Plan
-from simpar.profiles import load_profile
-from simpar.schedule import load_schedule
 from simpar.workload import AdamW, Transformer, Workload
 
 EXAMPLE = Path(__file__).parent.parent / 'examples' / 'mixtral_8x7b_h100.yaml'
@@ -52,7 +47,6 @@ def workload(experts, **more):
     return Workload(model=model, batch=16, **{'optimizer': AdamW(learning_rate=0.01), **more})
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(('experts', 'plan'), some(CASES, 2))
 def test_a_mixture_trains_as_the_unsharded_model(experts, plan):
     chosen, ranks = PLANS[plan]
@@ -60,7 +54,6 @@ def test_a_mixture_trains_as_the_unsharded_model(experts, plan):
     trains(case, chosen, ranks)
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(
     ('more', 'plan'),
     [
@@ -78,7 +71,6 @@ def test_a_mixture_goes_with_every_other_key(more, plan):
     trains(case, plan, plan.data * plan.pipeline)
 
 
-@pytest.mark.torch
 def test_groups_choose_as_the_router_of_deepseek_v3_with_a_bias():
     """The bias of a program is zero: the kernel alone has another."""
     torch = pytest.importorskip('torch', reason='needs the extra torch')

@@ -2,16 +2,12 @@
 
 import pytest
 from every import some
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from extras import Later
 from huggingface_cases import MIXTURES
 from huggingface_oracle import TOLERANCE, oracles, uncovered
 
 from simpar.plans import Plan
 
-pytestmark = pytest.mark.torch
 Later('transformers', 'test')
 MARGIN = 1e-5
 """Between the scores of the last expert that a token goes to and of the first that it does not: far above rounding."""

@@ -4,24 +4,17 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
-from tables import load_table, load_tree
-
-from simpar.errors import Infeasible, ScheduleError
-from simpar.lower import lower
-from simpar.plans import Plan
-from simpar.schedule import load_schedule
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 import module_cases
+import pytest
+import torch
+from tables import load_table, load_tree
 from torch import nn
 
-from simpar.torch_module import from_module
+from simpar import Plan, Workload, from_module, load_schedule
+from simpar.errors import Infeasible, ScheduleError
+from simpar.lower import lower
 from simpar.torch_module.rules import TABLE
-from simpar.workload import Workload
 
-pytestmark = pytest.mark.torch
 SCHEDULE = load_table(__file__, 'SCHEDULE')
 MINE = """\
 import torch

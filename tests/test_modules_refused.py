@@ -1,17 +1,11 @@
 """Modules that call what is not torch's own: a refusal with file, line and remedy, never an internal error."""
 
 import pytest
-
-from simpar import cli
-from simpar.errors import ScheduleError
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
+import torch
 from torch import nn
 
-from simpar.torch_module import from_module
-
-pytestmark = pytest.mark.torch
+from simpar import cli, from_module
+from simpar.errors import ScheduleError
 
 
 @torch.library.custom_op('refused::twice', mutates_args=())

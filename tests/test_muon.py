@@ -5,24 +5,19 @@ from itertools import product
 from math import prod
 
 import pytest
+import torch
 from every import some
 from trains import trains
 
+from executor.kernels import Context, kernel
+from executor.numerics import check
+from simpar import Plan, load_profile
 from simpar.cost.compute import DeviceCompute
 from simpar.lower import lower
 from simpar.model import Conv2d, Dense, Flatten, Network, Relu
 from simpar.model.library.experts import Experts
-from simpar.plans import Plan
-from simpar.profiles import load_profile
 from simpar.program import OpClass
 from simpar.workload import Muon, Transformer, Workload
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
-from executor.kernels import Context, kernel
-from executor.numerics import check
-
-pytestmark = pytest.mark.torch
 
 RULE = Muon(learning_rate=0.05, weight_decay=0.1)
 MLP = Workload(

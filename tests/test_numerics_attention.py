@@ -3,21 +3,17 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from sabotage import change_ops
 from trains import trains
-
-from simpar.errors import NumericsWrong
-from simpar.lower import lower
-from simpar.plans import Plan
-from simpar.workload import Adam, Transformer, Workload
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.draws import dropout_mask
 from executor.inprocess import InProcess
 from executor.numerics import check
-
-pytestmark = pytest.mark.torch
+from simpar.errors import NumericsWrong
+from simpar.lower import lower
+from simpar.plans import Plan
+from simpar.workload import Adam, Transformer, Workload
 
 GPT = Workload(
     model=Transformer(

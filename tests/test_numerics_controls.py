@@ -8,17 +8,11 @@ from every import some
 from plain_cases import MLP as FP64_MLP
 from sabotage import change_ops, drop_sum, skip
 
+from executor.numerics import check
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.workload import Adam, Sgd, Transformer, Workload
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
-from executor.numerics import check
-
-pytestmark = pytest.mark.torch
-
 
 GPT = Workload(
     model=Transformer(layers=1, hidden=8, heads=2, vocab=12, sequence=4, init_std=0.3),

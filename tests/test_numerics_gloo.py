@@ -4,9 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
+import torch
 from every import EVERY, covering
 from sabotage import change_ops, skip
 from trained_cases import GROUPS, ROWS, WORKLOADS, trained_case, workload_of
@@ -16,13 +14,11 @@ from executor.numerics import compare
 from executor.ranks.pool import Pool
 from executor.reference import Reference
 from executor.state import Result
-from simpar.case import load_case
+from simpar import Plan, load_case
 from simpar.lower import lower
 from simpar.pipeline import ORDERS
-from simpar.plans import Plan
 from simpar.workload import AdamW, Transformer, Workload
 
-pytestmark = pytest.mark.torch
 WORLD = 4
 STEPS = 3 if EVERY == 1 else 2
 HYBRID = Path(__file__).parents[1] / 'examples' / 'hybrid_strategies.yaml'

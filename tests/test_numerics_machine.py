@@ -4,23 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from equipment.orders import InProcess
 from every import draws
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor.draws import batch_of, draw
+from executor.ranks.real import Start
+from executor.tensors import all_gather, all_reduce, assemble, initial, reduce_scatter
 from simpar.errors import Deadlock, NumericsWrong, ProgramError
 from simpar.program import OpClass, ProgramBuilder, Split, Tensor, grid
 from simpar.trace import RankTimes, Trace
 
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
-from equipment.orders import InProcess
-
-from executor.draws import batch_of, draw
-from executor.ranks.real import Start
-from executor.tensors import all_gather, all_reduce, assemble, initial, reduce_scatter
-
-pytestmark = pytest.mark.torch
 functional = torch.nn.functional
 SEED = 5
 

@@ -7,6 +7,7 @@ from every import EVERY
 from pipeline_cases import any_case, edited, left_over
 from tables import load_table
 
+from executor.numerics import check
 from simpar.errors import Infeasible, NumericsWrong, ScheduleError
 from simpar.lower import lower
 from simpar.model import Dense, Flatten, Network
@@ -14,13 +15,6 @@ from simpar.pipeline import named_order, parse_action, read_csv, with_communicat
 from simpar.pipeline.order import Order
 from simpar.plans import Plan
 from simpar.workload import Adam, Transformer, Workload
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
-
-from executor.numerics import check
-
-pytestmark = pytest.mark.torch
 
 ANY = 60
 """Orders that nobody would write."""

@@ -7,24 +7,16 @@ from typing import Literal
 import pytest
 from every import some
 
-from simpar import cli
-from simpar.cost.price import price
-from simpar.engine import simulate
+from executor.inprocess import InProcess
+from executor.numerics import check
+from executor.validate import validate
+from simpar import Plan, Program, cli, cluster, load_profile, price, simulate
 from simpar.errors import Infeasible, RunFailed
 from simpar.importing.read import imported
 from simpar.lower import lower
 from simpar.memory import memory, sequential
-from simpar.plans import Plan
 from simpar.predict import Prediction, predict
-from simpar.profiles import cluster, load_profile
-from simpar.program import Program
 from simpar.workload import Adam, AdamW, Muon, Transformer, Workload
-
-pytest.importorskip('torch', reason='the executor needs torch')
-
-from executor.inprocess import InProcess
-from executor.numerics import check
-from executor.validate import validate
 
 MODEL = Transformer(layers=4, hidden=16, heads=4, vocab=32, sequence=8)
 TRAINING = Workload(model=MODEL, batch=8, precision='fp32', optimizer=Adam(learning_rate=1e-2))

@@ -3,14 +3,12 @@
 import pytest
 from plain_costs import plain_costs, random_costs
 
-from simpar import load_case
-from simpar.engine import simulate
+from simpar import Plan, load_case, simulate
 from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.lower.passes.optimizer_parallel import LEVELS, STAGES
 from simpar.memory import memory
 from simpar.model import Dense, Network, Relu
-from simpar.plans import Plan
 from simpar.workload import Adam, Sgd, Transformer, Workload
 
 WIDTH, LAYERS, RANKS = 16, 6, 4

@@ -8,12 +8,11 @@ from pipeline_cases import edited
 
 from executor.bench.items import Item, isolate, program_of
 from executor.validate import validate
+from simpar import Plan, Workload
 from simpar.errors import ProgramError
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plans import Plan
 from simpar.program import Csr, OpClass, Partition, Program, ProgramBuilder, Split, Tensor
-from simpar.workload import Workload
 
 WORKLOAD = Workload(
     model=Network(layers=(Dense(inputs=8, outputs=8), Relu(), Dense(inputs=8, outputs=8), Relu())), batch=8, loss='mse'

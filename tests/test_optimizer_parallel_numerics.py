@@ -7,16 +7,11 @@ from plain_cases import MLP
 from sabotage import change_ops
 from trains import trains
 
+from executor.numerics import check
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.workload import AdamW, Transformer, Workload
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
-from executor.numerics import check
-
-pytestmark = pytest.mark.torch
 
 GPT = Workload(
     model=Transformer(layers=3, hidden=8, heads=2, vocab=12, sequence=4, tied=True, dropout=0.2, init_std=0.3),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tile_cases import PASSES, by_work
 
-from simpar.engine import simulate
+from simpar import Plan, Transformer, Workload, simulate
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
 from simpar.lower.lower import order_of
@@ -14,8 +14,6 @@ from simpar.lower.roles import passes_beside, with_passes
 from simpar.memory import memory
 from simpar.model import Dense, Network, Relu
 from simpar.model.library.experts import Experts
-from simpar.plans import Plan
-from simpar.workload import Transformer, Workload
 
 MATMUL, GRADIENTS, WEIGHTS, RECOMPUTE = PASSES
 BY_DEFAULT = (MATMUL, GRADIENTS, WEIGHTS)

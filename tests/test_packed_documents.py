@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from simpar import Plan, load_profile
 from simpar.cost.compute import DeviceCompute
 from simpar.lower import lower
-from simpar.plans import Plan
-from simpar.profiles import load_profile
 from simpar.workload import AdamW, Transformer, Workload
 
 SIZES = {'layers': 2, 'hidden': 16, 'heads': 4, 'vocab': 24, 'sequence': 12, 'init_std': 0.3, 'ffn': 24}
@@ -33,7 +32,6 @@ def workload(model, **more):
     return Workload(model=model, batch=8, **{'optimizer': AdamW(learning_rate=0.01), **more})
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(
     ('model', 'plan'), [('llama', 'zero'), ('gpt', 'split'), ('window, unfused', 'split'), ('latent', 'zero')]
 )
@@ -47,7 +45,6 @@ def test_it_trains_as_the_unsharded_model(model, plan):
     check(program, workload(MODELS[model]), chosen)
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('kind', ['llama', 'gpt2'])
 def test_losses_and_gradients_are_those_of_transformers_on_each_document_alone(kind, tmp_path):
     pytest.importorskip('torch', reason='needs the extra torch')

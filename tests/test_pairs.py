@@ -4,14 +4,10 @@ import re
 from itertools import combinations, product
 
 import pytest
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from covering import covered, rows_of
 from every import EVERY
 from pairs import ARRAYS, BEFORE, FOLDER, PAGES, Outcome, _level, numbers_of, plans, small, trained
 
-pytestmark = pytest.mark.torch
 TRAINED = {'operators': 4, 'models': 3, 'chunks': 2, 'overlaps': 3}
 """Plans of each array that the suite trains; ``make prove-pairs`` trains all."""
 

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_traces import B, F, plan_of, program_of, trace_of
 
+from simpar import cluster, load_profile, simulate
 from simpar.critical_path import critical_path
-from simpar.engine import simulate
 from simpar.lower.lower import order_of
 from simpar.metrics import Meetings, action_spans, actions_of, by_stages, metrics, stages_of
 from simpar.pipeline import ORDERS
 from simpar.predict import predict
-from simpar.profiles import cluster, load_profile
 from simpar.report import pipeline_ranks, render, to_dict
 
 

@@ -1,6 +1,5 @@
 """The automatic zero bubble is nearly always the optimum where all can be tried, and never worse than its bases."""
 
-import csv
 import random
 from itertools import product
 from pathlib import Path
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from pipeline_ticks import longest, steady
 
 from simpar.errors import ScheduleError
+from simpar.files import read_csv
 from simpar.pipeline import StageTimes, automatic_order, check_order, named_order, peak_live, step_time
 from simpar.pipeline.automatic import RULES, Setting, shortlist
 from simpar.pipeline.clock import Recurrence, run
@@ -19,8 +19,7 @@ from simpar.pipeline.order import Action, loop, make_order
 from simpar.pipeline.zero_bubble import of_letters
 
 PAPER = Path(__file__).parent / 'golden' / 'zero_bubble_paper.csv'
-with PAPER.open(encoding='utf-8') as file:
-    ROWS = [row for row in csv.DictReader(file) if int(row['ranks']) * int(row['micro_batches']) <= 800]
+ROWS = [row for row in read_csv(PAPER) if int(row['ranks']) * int(row['micro_batches']) <= 800]
 
 
 @pytest.mark.parametrize('row', ROWS, ids=lambda row: f'{row["model"]}-{row["micro_batches"]}')

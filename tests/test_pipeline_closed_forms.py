@@ -1,6 +1,5 @@
 """Bubbles are those of the closed forms, and of the zero-bubble paper's table, by a clock of ticks that is not ours."""
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -9,13 +8,12 @@ from micro_batches import in_flight
 from pipeline_ticks import cold, longest, steady, ticks
 from plain_costs import plain_costs
 
-from simpar.engine import simulate
+from simpar import Plan, Transformer, Workload, simulate
 from simpar.errors import ScheduleError
+from simpar.files import read_csv
 from simpar.lower import lower
 from simpar.pipeline import ORDERS, StageTimes, named_order, peak_live, step_time
 from simpar.pipeline.clock import Recurrence, run
-from simpar.plans import Plan
-from simpar.workload import Transformer, Workload
 
 GOLDEN = Path(__file__).parent / 'golden'
 
@@ -161,8 +159,7 @@ def test_an_overlap_gives_both_results_at_its_end():
 
 
 def rows(name='zero_bubble_paper'):
-    with (GOLDEN / f'{name}.csv').open(encoding='utf-8') as file:
-        return list(csv.DictReader(file))
+    return read_csv(GOLDEN / f'{name}.csv')
 
 
 @pytest.mark.parametrize('row', rows(), ids=lambda row: f'{row["model"]}-{row["micro_batches"]}')

@@ -9,16 +9,14 @@ from golden_shapes import FOLDER, SHIPPED
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
+from simpar import Plan, Transformer, Workload, cluster, load_profile
 from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.lower.lower import with_messages
 from simpar.pipeline import ORDERS, check_order, faults, message, named_order, peak_live, with_communication
 from simpar.pipeline.messages import in_exchanges, needs
 from simpar.pipeline.order import COMMUNICATION
-from simpar.plans import Plan
 from simpar.predict import predict
-from simpar.profiles import cluster, load_profile
-from simpar.workload import Transformer, Workload
 
 
 def rounds(p, m):

@@ -12,7 +12,6 @@ from simpar.errors import ScheduleError
 from simpar.pipeline import faults, named_order, parse_action, read_csv, with_communication, write_csv
 from simpar.pipeline.order import COMMUNICATION, SHARDING, Order
 
-pytestmark = pytest.mark.torch
 schedules, visualizer, stages = (
     Later(f'torch.distributed.pipelining.{name}', 'torch') for name in ('schedules', '_schedule_visualizer', 'stage')
 )

@@ -13,13 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.cluster import Launch
-from simpar.case import load_case
+from simpar import cluster, export, load_case, load_profile
 from simpar.cost.collective import ClusterCollectives
 from simpar.errors import ScheduleError
-from simpar.exporting.export import export
 from simpar.hardware import Placement
 from simpar.plans import NEAREST_FIRST, Plan
-from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass
 
 AXES = ('pipeline', 'data', 'context', 'tensor')
@@ -123,7 +121,6 @@ def test_a_launched_process_is_the_rank_that_is_on_its_device():
     assert [ranks[0].where(rank) for rank in range(8)] == [f'host {device[rank] // 4}' for rank in range(8)]
 
 
-@pytest.mark.torch
 def test_ranks_of_torchrun_on_other_devices_train_the_same(put):
     """As where every rank is on the device of its number, in one process."""
     from executor.train import train

@@ -6,11 +6,10 @@ import pytest
 from tables import load_table
 from trains import trains
 
+from simpar import Plan, Transformer
 from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.model import Dense, Gelu, Network
-from simpar.model.library.gpt import Transformer
-from simpar.plans import Plan
 from simpar.workload import Adam, Workload
 
 GPT = Workload(
@@ -20,7 +19,6 @@ DROPPED = replace(GPT, model=replace(GPT.model, dropout=0.1, attention='unfused'
 FEED_FORWARD = load_table(__file__, 'FEED_FORWARD')
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('ranks', FEED_FORWARD)
 @pytest.mark.parametrize('workload', [GPT, DROPPED], ids=['flash', 'unfused, dropout'])
 @pytest.mark.parametrize('copies', [2])
@@ -30,7 +28,6 @@ def test_a_transformer_with_strategies_of_single_operators_trains(workload, rank
     assert any(op.partition.startswith(f'{ranks}x') or op.operator == 'all_reduce' for op in program.op_classes)
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(
     ('ranks', 'plan'),
     [

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from every import EVERY, some
 
+from simpar import cluster, load_profile, price
 from simpar.case import case_of, cluster_of
-from simpar.cost.price import price
 from simpar.errors import ScheduleError
 from simpar.pipeline.messages import KINDS
 from simpar.pipeline.orders import named_order
@@ -25,7 +25,6 @@ from simpar.planner.sample import load_of, outermost
 from simpar.planner.search import Starts, search
 from simpar.planner.space import KEYS
 from simpar.plans import NEAREST_FIRST
-from simpar.profiles import cluster, load_profile
 from simpar.shipped import example_folder
 from simpar.sweep.answer import predicted
 from tests import planner_cases as spaces

@@ -8,14 +8,12 @@ import pytest
 import yaml
 
 import simpar
-from simpar.case import case_of
+from simpar import Plan, case_of, load_schedule
 from simpar.cli import main
 from simpar.planner import load_planning
 from simpar.planner.answer import measured, robust, with_noise, worse
 from simpar.planner.plan import Size, Sizes
 from simpar.planner.space import KEYS
-from simpar.plans import Plan
-from simpar.schedule import load_schedule
 from simpar.sweep.answer import predicted
 from simpar.throughput import Budget
 from tests import planner_cases as spaces
@@ -115,7 +113,6 @@ def test_a_notebook_shows_table_front_and_why(planned):
     assert frame['choice'].sum() == 1
 
 
-@pytest.mark.torch
 def test_the_executor_trains_the_winner_that_was_saved(tmp_path):
     from executor.numerics import check
 

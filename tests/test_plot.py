@@ -11,16 +11,14 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgba
 from worked import worked_costs, worked_program
 
+from simpar import Plan, Transformer, Workload, simulate
 from simpar.cost.costs import Communication
-from simpar.engine import simulate
 from simpar.headline import headline
 from simpar.interval_sets import length, union
 from simpar.lower import lower
 from simpar.metrics import metrics
-from simpar.plans import Plan
 from simpar.plot import timeline, write_figure
 from simpar.plot.panel import COLOURS, KINDS, share, view
-from simpar.workload import Transformer, Workload
 
 PROGRAM = worked_program()
 NAMES = ('copies 2', 'one stream')

@@ -13,14 +13,11 @@ from hypothesis import strategies as st
 from worked import worked_costs, worked_program
 
 import simpar.predict as module
-from simpar.cost.price import Effects
+from simpar import Effects, Plan, Transformer, Workload, cluster, load_profile
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plans import Plan
 from simpar.predict import predict
-from simpar.profiles import cluster, load_profile
 from simpar.report import render, to_dict
-from simpar.workload import Transformer, Workload
 
 PROGRAM = worked_program()
 ONE_STREAM = PROGRAM.replace(

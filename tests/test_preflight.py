@@ -5,22 +5,16 @@ import time
 from dataclasses import replace
 from functools import partial
 
-import pytest
-from at_once import at_once
-
-from simpar.case import load_case
-from simpar.errors import RunFailed
-
-pytest.importorskip('torch', reason='needs the extra torch')
-pytestmark = pytest.mark.torch
-
 import torch.distributed as dist
+from at_once import at_once
 
 from executor.cluster import Launch, meeting
 from executor.cluster.meeting import Card
 from executor.devices.open import Survey
 from executor.host import Host, Process, free_memory, this_host
 from executor.ranks import watchdog
+from simpar.case import load_case
+from simpar.errors import RunFailed
 
 GB = 10**9
 

@@ -5,13 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from simpar import Plan, Transformer, Workload
 from simpar.errors import ProgramError, ScheduleError
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plans import Plan
 from simpar.program import OpClass, ProgramBuilder, Split, Tensor, grid
 from simpar.program.text import format_program, parse_program
-from simpar.workload import Transformer, Workload
 
 PLANS = [Plan(), Plan(tensor=2), Plan(tensor=4, copies=2, sequence_parallel=True), Plan(tensor=8, reduce='late')]
 GPT = Workload(model=Transformer(layers=1, hidden=32, heads=8, vocab=64, sequence=8), batch=16)

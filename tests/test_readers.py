@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-pytestmark = pytest.mark.torch
-
+import torch
 from bench_record import record
 from every import some
 from mutations import LIST

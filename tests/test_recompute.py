@@ -3,12 +3,10 @@
 import pytest
 from tables import load_table
 
+from simpar import Plan, Transformer, Workload, load_schedule
 from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plans import Plan
-from simpar.schedule import load_schedule
-from simpar.workload import Transformer, Workload
 
 L, S, B, H, A, V = 2, 16, 4, 32, 4, 64
 """Layers, sequence, batch, hidden width, heads, vocabulary."""

@@ -3,25 +3,20 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from every import EVERY, some
 from pipeline_cases import edited
 from sabotage import change_ops
 from training_cases import training_case
 from trains import trains
 
-from simpar.errors import NumericsWrong, ProgramError
-from simpar.lower import lower
-from simpar.model import Network
-from simpar.plans import Plan
-from simpar.workload import Adam, Transformer, Workload
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from executor.inprocess import InProcess
 from executor.numerics import check
 from executor.validate import validate
-
-pytestmark = pytest.mark.torch
+from simpar import Network, Plan
+from simpar.errors import NumericsWrong, ProgramError
+from simpar.lower import lower
+from simpar.workload import Adam, Transformer, Workload
 
 
 def again(program):

@@ -8,12 +8,11 @@ from docs_tables import TABLES, held
 from tables import load_table
 from trains import trains
 
+from simpar import Plan, Workload
 from simpar.errors import ScheduleError
 from simpar.model import KINDS, OPERATORS, Dense, Flatten, Gelu, Network, Reshape, Silu, Trained, Transpose
 from simpar.model.operators import OP_CLASSES, PRIMITIVES
-from simpar.plans import Plan
 from simpar.schedule import load_schedule, written
-from simpar.workload import Workload
 
 NETWORK = load_table(__file__, 'NETWORK')
 
@@ -34,7 +33,6 @@ def network(tmp_path, layer):
     return load_schedule(path)
 
 
-@pytest.mark.torch
 def test_kernels_and_the_reference_know_the_registrys_operators_and_no_others():
     from executor.kernels import KERNELS
     from executor.reference.network import _RESULTS
@@ -71,7 +69,6 @@ def test_the_tables_of_the_docs_are_made_from_the_code(path, first, more, made):
     assert held(path, first, more)[1] == made()
 
 
-@pytest.mark.torch
 def test_any_operator_begins_a_stage_and_is_recomputed():
     layers = (
         Dense(inputs=8, outputs=8),

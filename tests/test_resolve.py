@@ -10,10 +10,7 @@ from every import some
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpar import cli
-from simpar.case import load_case
-from simpar.cost.price import price
-from simpar.engine import simulate
+from simpar import Transformer, Workload, cli, cluster, load_case, load_profile, price, simulate
 from simpar.errors import Infeasible
 from simpar.hardware import Placement
 from simpar.lower import lower
@@ -21,13 +18,11 @@ from simpar.memory import memory
 from simpar.model import Dense, Mul, Network, Relu, layer_names
 from simpar.model.library.blocks import block_network
 from simpar.plans import NEAREST_FIRST, Plan
-from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies, resolve
 from simpar.resolve.choices import degree_strategies
 from simpar.resolve.resolve import METHODS, SIZES, balanced, layer_times
 from simpar.resolve.strategies import sent_bytes
 from simpar.strategy_search import exact
-from simpar.workload import Transformer, Workload
 from tests.strategy_networks import network_graph
 from tests.strategy_traffic import Block, megatron
 

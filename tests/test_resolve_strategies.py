@@ -11,21 +11,14 @@ import yaml
 from every import some
 from mindspore_networks import fixed, rows, tuples
 
-from simpar import cli
-from simpar.case import load_case
-from simpar.cost.price import price
-from simpar.engine import simulate
+from simpar import Plan, Workload, cluster, load_case, load_profile, load_schedule, price, simulate
 from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.model import Dense, Flatten, Network, Relu, layer_names
 from simpar.model.library.blocks import block_network
-from simpar.plans import Plan
-from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.resolve import settled_workload
 from simpar.resolve.strategies import Proposal, least_first, sent_bytes
-from simpar.schedule import load_schedule
-from simpar.workload import Workload
 
 GOLDEN = Path(__file__).parent / 'golden' / 'mindspore'
 EXAMPLES = Path(__file__).parent.parent / 'examples'
@@ -252,9 +245,8 @@ def test_what_fits_into_memory_comes_first():
 
 
 @pytest.mark.parametrize('example', [PROPAGATION, RECURSIVE, LOSS], ids=lambda path: path.stem)
-def test_what_is_resolved_needs_no_search_and_is_the_same_program(example, put, capsys, printed):
-    assert cli.main(['resolve', str(example)]) == 0
-    saved = put('resolved.yaml', capsys.readouterr().out)
+def test_what_is_resolved_needs_no_search_and_is_the_same_program(example, put, printed):
+    saved = put('resolved.yaml', printed('resolve', str(example)))
     assert yaml.safe_load(saved.read_text(encoding='utf-8'))['plan']['search'] == 'none'
     again, first = load_case(saved), load_case(example)
     assert again.program.hash == first.program.hash

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 import simpar.saved_answer
-from simpar import cli
-from simpar.cli import main
+from simpar import cli, load_schedule
 from simpar.profiles import load_profile, load_stack, profile_folder
-from simpar.schedule import load_schedule
 
 SCHEDULE = """\
 simpar: 1
@@ -144,10 +142,9 @@ def test_a_saved_answer_is_compared(older, printed):
         ['plan', '--seconds', '1', '--jobs', '1', '--brief'],
     ],
 )
-def test_a_journal_is_gone_on_from(older, capsys, words):
+def test_a_journal_is_gone_on_from(older, words, printed):
     journal = older / f'{words[0]}_journal'
     lines = len(journal.read_text().splitlines())
-    assert main([*words, str(older / 'transformer_h100.yaml'), '--journal', str(journal)]) == 0
-    capsys.readouterr()
+    printed(*words, str(older / 'transformer_h100.yaml'), '--journal', str(journal))
     # What it had stays, also where a silent file has a framework now, so that none of its rows is of this prediction.
     assert len(journal.read_text().splitlines()) >= lines

@@ -31,7 +31,6 @@ def sent(program):
     return [op.bytes for op in program.op_classes if op.kind == 'send']
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('name', PLANS)
 def test_it_trains_as_autograd_does(name):
     plan = PLANS[name]

@@ -7,14 +7,11 @@ import pytest
 from every import some
 from trains import trains
 
+from simpar import Plan, Transformer, Workload, cluster, load_profile
 from simpar.case import load_case, written_out
-from simpar.model.library.gpt import Transformer
-from simpar.plans import Plan
-from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.strategies import weighed
 from simpar.strategy_search.graph import workload_graph
-from simpar.workload import Workload
 
 PROFILE = load_profile('ascend910a-8')
 GPT = Workload(model=Transformer(layers=2, hidden=24, heads=6, vocab=36, sequence=12), batch=24)
@@ -36,7 +33,6 @@ SEARCHES = {
 }
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(
     ('model', 'search'),
     some([*(('flash', one) for one in SEARCHES), ('unfused, dropout', 'exact'), ('tied', 'exact')], 2),
@@ -90,7 +86,6 @@ ANY_RANKS = [
 ]
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(('ranks', 'plan'), some(ANY_RANKS, 2))
 def test_ranks_that_are_no_power_of_two(ranks, plan):
     found = find_strategies(GPT, plan, cluster(PROFILE, nodes=2 if ranks > 8 else 1, devices=min(ranks, 6)))

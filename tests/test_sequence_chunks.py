@@ -146,7 +146,6 @@ PLANS = {
 }  # fmt: skip
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('name', some(PLANS, 2))
 def test_chunks_train_as_torch_does_with_whole_samples(name):
     from pipeline_cases import left_over
@@ -161,7 +160,6 @@ def test_chunks_train_as_torch_does_with_whole_samples(name):
     assert left_over(program) <= {'loss', 'gradients.squares'}
 
 
-@pytest.mark.torch
 def test_a_chunk_that_takes_another_for_its_keys_is_found_wrong():
     from executor.numerics import check
 

@@ -11,12 +11,11 @@ from math import ceil
 import pytest
 from every import some
 
-from simpar.case import load_case
+from simpar import Plan, load_case
 from simpar.lower import lower
 from simpar.lower.passes.optimizer_parallel import choice_of
 from simpar.memory import memory, sequential
 from simpar.model import Dense, Network, Relu
-from simpar.plans import Plan
 from simpar.program.text import format_program, parse_program
 from simpar.workload import Adam, Transformer, Workload
 

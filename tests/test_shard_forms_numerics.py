@@ -4,23 +4,19 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 from odd_cases import SEEDS, coverage, features, odd_case
 from sabotage import change_ops
 from trains import trains
 
+from executor.numerics import check
+from executor.tensors import initial, members_of
+from executor.validate import validate
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plans import Plan
 from simpar.workload import AdamW, Transformer, Workload
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
-from executor.numerics import check
-from executor.tensors import initial, members_of
-from executor.validate import validate
-
-pytestmark = pytest.mark.torch
 
 MLP = Workload(
     model=Network(

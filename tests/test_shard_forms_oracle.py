@@ -8,9 +8,6 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from rank_jobs import found_by
 
 from executor.inprocess import InProcess
@@ -20,8 +17,6 @@ from simpar.memory import memory, sequential
 from simpar.model import Conv2d, Dense, Flatten, Gelu, LayerNorm, Network, Relu, RmsNorm
 from simpar.plans import Plan
 from simpar.workload import AdamW, Transformer, Workload
-
-pytestmark = pytest.mark.torch
 
 RANKS, STEPS = 3, 2
 OPTIMIZER = AdamW(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)

@@ -5,12 +5,11 @@ from functools import cache
 import pytest
 from every import EVERY, some
 
-from simpar.case import case_of
+from simpar import Plan, case_of
 from simpar.document import Tree
 from simpar.hardware import Beside, StackMemory, Workspace
 from simpar.lower import lower
 from simpar.memory import Framework, memory, sequential
-from simpar.plans import Plan
 from simpar.predict import predict
 from simpar.profiles import load_stack
 from simpar.schedule import schedule_of

@@ -8,19 +8,17 @@ import stack_table as tables_of
 from every import some
 from tables import load_table
 
+from simpar import Plan, load_schedule, simulate
 from simpar.cli import main
 from simpar.cost.price import Effects, Pricer
-from simpar.engine import simulate
 from simpar.errors import ProfileError
 from simpar.hardware import Launches
 from simpar.importing.mapping import schedule_text
 from simpar.importing.read import imported
 from simpar.lower import lower
 from simpar.model.library.experts import Experts
-from simpar.plans import Plan
 from simpar.predict import OF_STACKS, predict, step_of
 from simpar.profiles import DEFAULT, choices_in, cluster, load_profile, load_stack, stack_names, stack_of
-from simpar.schedule import load_schedule
 from simpar.validate.fit import BOUNDS
 from simpar.workload import Adam, Transformer, Workload
 
@@ -317,7 +315,6 @@ def test_a_step_of_one_device_is_that_of_its_prediction():
     assert step_of(program, hardware, steps=3) == predict(program, None, hardware).step
 
 
-@pytest.mark.torch
 def test_a_stack_whose_host_waits_is_not_measured(put, refused):
     """The executor issues without ever waiting, so it would measure another step than was predicted."""
     path = put('plan.yaml', SCHEDULE.replace('{CLUSTER}', '{profile: cpu-gloo, devices: 2, stack: megatron-2021}'))

@@ -6,14 +6,12 @@ import pytest
 from tables import load_table
 
 from executor.numerics import check
-from simpar.case import load_case
+from simpar import Plan, Workload, load_case
 from simpar.commands.check import to_dict
 from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.lower.graph.record import has_strategies
 from simpar.model import Dense, Flatten, Network, Relu
-from simpar.plans import Plan
-from simpar.workload import Workload
 
 
 def network(*layers, batch=16, loss='mse'):
@@ -162,9 +160,6 @@ def test_a_loss_is_cut_by_batch_unless_told_otherwise():
 
 
 # Layouts by the names of a device matrix's axes, in place of strategies
-
-
-pytest.importorskip('torch', reason='needs the extra torch')
 
 
 MATRIX = {'dp': 2, 'sp': 2, 'mp': 2}

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 from every import some
 
+from simpar import Plan, Workload, cluster, load_profile
 from simpar.hardware import Cluster
 from simpar.model.library.blocks import block_network
-from simpar.plans import Plan
-from simpar.profiles import cluster, load_profile
 from simpar.resolve import Strategies, find_strategies
 from simpar.resolve.strategies import Proposal, least_first
-from simpar.workload import Workload
 from tests.strategy_traffic import Block, recorded_blocks
 
 DOCUMENT = Path(__file__).parent.parent / 'docs' / 'proofs' / 'strategy_tables.md'

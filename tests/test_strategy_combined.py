@@ -7,28 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from every import some
-from trains import trains
-
-from simpar.case import load_case
-from simpar.lower import lower
-from simpar.model.library.experts import Experts
-from simpar.plans import Plan
-from simpar.workload import Transformer, Workload
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
+import torch
 from combined_cases import combined_case
+from every import some
 from sabotage import change_ops
+from trains import trains
 
 from executor import draws
 from executor.inprocess import InProcess
 from executor.numerics import check
 from executor.ranks import real
+from simpar import Plan, Transformer, Workload, load_case
 from simpar.errors import NumericsWrong
-
-pytestmark = pytest.mark.torch
-
+from simpar.lower import lower
+from simpar.model.library.experts import Experts
 
 CASES = 120
 HYBRID = Path(__file__).parents[1] / 'examples' / 'hybrid_strategies.yaml'

@@ -5,11 +5,10 @@ from functools import cache
 import pytest
 from golden_shapes import FOLDER, cases, is_view_of
 
+from simpar import Plan, Workload
 from simpar.layout import group_of, operators
 from simpar.lower import lower
 from simpar.model import Dense, Network
-from simpar.plans import Plan
-from simpar.workload import Workload
 
 KINDS = {
     'AllReduce': 'all_reduce',

@@ -15,16 +15,14 @@ from hypothesis import strategies as st
 from sweep_cases import NETWORK, rows_of_csv, run, write
 from tables import load_table, load_tree
 
-from simpar import cli
+from simpar import cli, cluster, load_profile, load_sweep, profile_names
 from simpar.case import check_memory, load_case
 from simpar.cost.collective import ClusterCollectives
 from simpar.errors import ProfileError, ScheduleError, SimparError
 from simpar.hardware import Tables
-from simpar.profiles import cluster, load_profile, profile_names
 from simpar.program import OpClass
 from simpar.report import to_dict
 from simpar.schedule import load_rows, load_schedule, written
-from simpar.sweep import load_sweep
 from simpar.sweep.answer import predicted
 from simpar.sweep.plot import bars
 from simpar.sweep.table import as_markdown, best_summary, render, short_keys, side_by_side

@@ -13,11 +13,9 @@ from every import EVERY
 from fresh_rows import told
 from tables import load_table, load_tree
 
+from simpar import Plan, Transformer, Workload, load_sweep
 from simpar.lower import lower
-from simpar.plans import Plan
 from simpar.session import Session
-from simpar.sweep import load_sweep
-from simpar.workload import Transformer, Workload
 
 FILE = load_table(__file__, 'FILE')
 KEYS = load_tree(__file__, 'KEYS')

@@ -97,9 +97,8 @@ def test_a_plan_that_does_not_fit_is_said_in_the_first_words(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)['fits'] is False
 
 
-def test_the_answer_in_brief_is_one_screen_of_figures_that_are_worth_their_digits(capsys):
-    assert cli.main(['run', 'examples/transformer_h100.yaml', '--legend']) == 0
-    screen, _, legend = capsys.readouterr().out.partition('\ncompute  ')
+def test_the_answer_in_brief_is_one_screen_of_figures_that_are_worth_their_digits(printed):
+    screen, _, legend = printed('run', 'examples/transformer_h100.yaml', '--legend').partition('\ncompute  ')
     assert len(screen.splitlines()) <= 20
     assert screen.startswith('copies 2: 379 ms a step, 51 % slower than copies 1 (251 ms), as Megatron Core')
     assert 'Why: lost to launches by the host' in screen
@@ -176,22 +175,16 @@ def test_a_run_that_fails_more_often_than_it_saves_never_ends():
     assert 'never finished' in run_line(budget, training_run(budget, WORK, step=0.5), WORK)
 
 
-def test_examples_are_listed_printed_and_copied(tmp_path, capsys):
-    assert cli.main(['examples']) == 0
-    assert 'multi_copy\n' in capsys.readouterr().out
-    assert cli.main(['examples', '--copy', str(tmp_path / 'mine')]) == 0
-    capsys.readouterr()
+def test_examples_are_listed_printed_and_copied(tmp_path, printed, refused):
+    assert 'multi_copy\n' in printed('examples')
+    printed('examples', '--copy', str(tmp_path / 'mine'))
     copied = tmp_path / 'mine' / 'llama3_8b_h100.yaml'
     assert copied.with_name('llama3_8b.json').exists()
     # What was copied stands alone.
-    assert cli.main(['check', str(copied)]) == 0
-    capsys.readouterr()
-    assert cli.main(['examples', 'multi_copi']) == 2
-    assert 'did you mean multi_copy?' in capsys.readouterr().err
-    assert cli.main(['examples', '--copy', str(tmp_path / 'mine')]) == 2
-    assert 'there already' in capsys.readouterr().err
+    printed('check', str(copied))
+    assert 'did you mean multi_copy?' in refused('examples', 'multi_copi')
+    assert 'there already' in refused('examples', '--copy', str(tmp_path / 'mine'))
 
 
-def test_simpar_alone_shows_the_way_in(capsys):
-    assert cli.main([]) == 0
-    assert 'simpar run' in capsys.readouterr().out
+def test_simpar_alone_shows_the_way_in(printed):
+    assert 'simpar run' in printed()

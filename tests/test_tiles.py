@@ -8,19 +8,15 @@ import numpy as np
 import pytest
 from tile_cases import by_work, tiles_in
 
-from simpar.cli import main
+from simpar import Plan, Transformer, Workload, load_schedule, simulate
 from simpar.cost.compute import DeviceCompute, StackCompute
 from simpar.cost.price import Pricer
-from simpar.engine import simulate
 from simpar.hardware.profile import TimeFigure
 from simpar.hardware.stack import Launches, TileCall, TileStreams
 from simpar.lower import lower
 from simpar.memory import memory, sequential
 from simpar.model import Dense, Network
-from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile, load_stack
-from simpar.schedule import load_schedule
-from simpar.workload import Transformer, Workload
 
 GPT = Workload(model=Transformer(layers=2, hidden=32, heads=4, vocab=64, sequence=8), batch=4, precision='fp16')
 PAIR = Workload(
@@ -153,12 +149,11 @@ def test_a_schedule_file_has_tiles_and_passes(put):
     assert load_schedule(path, ['plan.overlap=default']).plan.overlap == 'default'
 
 
-def test_check_lists_strategies_of_whole_products_and_that_there_are_tiles(capsys):
+def test_check_lists_strategies_of_whole_products_and_that_there_are_tiles(printed):
     example = str(Path(__file__).parent.parent / 'examples' / 'sharding_propagation.yaml')
 
     def told(*settings):
-        assert main(['check', example, *settings]) == 0
-        return capsys.readouterr().out
+        return printed('check', example, *settings)
 
     whole, tiled = told(), told('--set', 'plan.tiles=2')
     listed = [text[text.index('strategies:') : text.index('collectives of a step')] for text in (whole, tiled)]

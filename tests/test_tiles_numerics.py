@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 from every import draws
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,18 +13,13 @@ from sabotage import change_ops
 from tile_cases import PASSES, tiled_case
 from trains import trains
 
+from executor.kernels.linear import chunk_of, join_chunks
+from executor.numerics import check
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
 from simpar.model import Add, Dense, Network, RmsNorm
 from simpar.plans import Plan
 from simpar.workload import Sgd, Transformer, Workload
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
-from executor.kernels.linear import chunk_of, join_chunks
-from executor.numerics import check
-
-pytestmark = pytest.mark.torch
 
 CASES = 72
 STAYS = {'loss', 'gradients.squares', 'gradients.overflow'}

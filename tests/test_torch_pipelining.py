@@ -6,9 +6,6 @@ from itertools import product
 
 import pytest
 from every import some
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from pipeline_cases import any_order
 from rank_jobs import found_by
 from torch_ranks import CLASSES
@@ -20,8 +17,6 @@ from simpar.model import Dense, Network, Relu
 from simpar.pipeline import Order, named_order, write_csv
 from simpar.plans import Plan
 from simpar.workload import Sgd, Workload
-
-pytestmark = pytest.mark.torch
 
 RANKS = 2
 MICRO_BATCHES = 4

@@ -16,15 +16,13 @@ import prove_what_if
 import pytest
 from tables import load_table
 
+from simpar import Plan, Program, price
 from simpar.case import load_case, on_net
 from simpar.cli import main
-from simpar.cost.price import price
 from simpar.errors import ScheduleError
 from simpar.hardware.net import parse_net
 from simpar.kineto import write_kineto
 from simpar.page import ranks_page
-from simpar.plans import Plan
-from simpar.program import Program
 from simpar.recording.join import program_key
 from simpar.recording.readers import join_ascend, write_measured
 from simpar.traces import RankTrace, culprit_of, figures, read_traces, step_figures, waits_of

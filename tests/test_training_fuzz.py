@@ -4,7 +4,9 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 from combined_cases import combined_case
+from equipment.orders import InProcess
 from every import EVERY
 from graph_cases import graph_case
 from mixture_cases import mixture_case
@@ -17,20 +19,12 @@ from tile_cases import tiled_case
 from training_cases import RANKS, Coverage, training_case
 from trains import trains
 
+from executor.numerics import check
+from executor.validate import validate
+from simpar import Plan, Transformer
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.lower import lower
 from simpar.pipeline import ORDERS
-from simpar.plans import Plan
-from simpar.workload import Transformer
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
-from equipment.orders import InProcess
-
-from executor.numerics import check
-from executor.validate import validate
-
-pytestmark = pytest.mark.torch
 
 SEEDS = (*range(420), 1012, 1149, 1291)
 """The last for pairs that the others do not have."""

@@ -97,7 +97,6 @@ def layouts_of(cutting, shape):
                 yield TensorLayout(prod(MATRIX), dims)
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('name', some([name for name in CASES if CASES[name]['case']['device_num'] <= MOST_RANKS]))
 def test_a_small_block_with_the_recorded_strategies_computes_what_autograd_computes(name):
     """Fewer tokens and features, the same cuts: every way of a reshape and of a shared value, forward and back."""

@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 from worked import worked_costs, worked_program
 
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 from executor.ranks.request import Request
 from executor.state import FIRST_STEADY, Execution, blocks_of, figures, in_turns
 from simpar.engine import simulate
 
-pytestmark = pytest.mark.torch
 PLAN = worked_program()
 BASELINE = PLAN.replace(notes=('the baseline',))
 SPEEDS = {PLAN.hash: 1.0, BASELINE.hash: 0.5}

@@ -127,7 +127,6 @@ PLANS = {
 }
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize('name', some(PLANS, 2))
 def test_it_trains_as_the_unsharded_model(name):
     from executor.numerics import check

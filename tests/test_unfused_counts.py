@@ -6,8 +6,7 @@ SwiGLU, GeGLU and rotary embedding op by op from Python; GELU and dropout by Tor
 import math
 
 import pytest
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
+import torch
 from kernel_counts import Kernels
 
 from simpar.profiles import load_stack

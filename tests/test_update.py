@@ -7,13 +7,11 @@ import pytest
 from plain_costs import plain_costs
 from tables import load_table
 
+from simpar import Plan, load_schedule, simulate
 from simpar.critical_path import critical_path
-from simpar.engine import simulate
 from simpar.lower import lower
 from simpar.memory import memory, sequential
 from simpar.model import Dense, Network
-from simpar.plans import Plan
-from simpar.schedule import load_schedule
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload
 
 NORM = 'gradients.all_reduce.U'

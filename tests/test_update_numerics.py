@@ -7,26 +7,21 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 from plain_cases import MLP as FP64_MLP
 from sabotage import change_ops, drop_sum
-
-from simpar.errors import NumericsWrong
-from simpar.lower import lower
-from simpar.model import Dense, Network
-from simpar.plans import Plan
-from simpar.program import OpClass
-from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.inprocess import InProcess
 from executor.kernels import KERNELS, Context
 from executor.kernels.update import STATES
 from executor.numerics import check
 from executor.reference import Reference
-
-pytestmark = pytest.mark.torch
-
+from simpar.errors import NumericsWrong
+from simpar.lower import lower
+from simpar.model import Dense, Network
+from simpar.plans import Plan
+from simpar.program import OpClass
+from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload
 
 GPT = Workload(
     model=Transformer(layers=2, hidden=8, heads=2, vocab=12, sequence=4, tied=True, init_std=0.3),

@@ -9,12 +9,11 @@ from tables import load_table
 from worked import worked_program
 
 from executor.validate import hazards, validate
+from simpar import Plan, Transformer, Workload
 from simpar.errors import ProgramError
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plans import Plan
 from simpar.program import Csr, OpClass, Partition, ProgramBuilder, Tensor
-from simpar.workload import Transformer, Workload
 
 TRANSFORMER = Transformer(layers=1, hidden=16, heads=4, vocab=32, sequence=8)
 NETWORK = Network(layers=(Dense(inputs=8, outputs=8), Relu(), Dense(inputs=8, outputs=8)))

@@ -1,15 +1,12 @@
 """The virtual accelerator by itself: it runs late, reuses memory as devices do, and knows who did not wait."""
 
 import pytest
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
+import torch
 
 from executor import virtual
 from executor.devices.open import open_device
 from executor.virtual.engine import Race, state
 from simpar.errors import ProgramError
-
-pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,6 @@
 import random
 
 import pytest
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-
 import virtual_cases as virtual
 
 from executor.inprocess import InProcess
@@ -16,8 +13,6 @@ from simpar.lower import lower
 from simpar.memory import memory, sequential
 from simpar.plans import Plan
 from simpar.workload import AdamW, Transformer, Workload
-
-pytestmark = pytest.mark.torch
 
 TRAINED = ('context 2, ring of runs, pipeline 2, recomputed', 'tied over two stages, momentum, clipped, loss scale')
 """`make prove-virtual` trains all of them, in many more orders."""

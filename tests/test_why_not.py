@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from simpar import case_of, load_case, load_schedule
+from simpar import Plan, case_of, load_case, load_schedule
 from simpar.cli import main
-from simpar.plans import Plan
 from simpar.predict import EFFECTS, Contribution
 from simpar.profiles import stack_names
 from simpar.sweep.why_not import _WORDS, in_words, overlaps, why_not
@@ -134,7 +133,7 @@ def test_the_largest_effects_are_the_ones_that_are_said(sign):
     assert '(1 s)' not in told
 
 
-def test_one_overlap_may_be_tried_alone(capsys, tmp_path):
+def test_one_overlap_may_be_tried_alone(tmp_path, refused):
     """As among all that the framework offers; another name, and what the framework does not offer, is said."""
     case = load_case(SMALL)
     one, every = why_not(case, ['copies']), why_not(case)
@@ -143,8 +142,9 @@ def test_one_overlap_may_be_tried_alone(capsys, tmp_path):
     assert 'pairs, which MindSpore in graph mode does not offer' in str(why_not(case, ['pairs']))
     path = tmp_path / 'a.yaml'
     path.write_text(SMALL, encoding='utf-8')
-    assert main(['why-not', str(path), '--overlap', 'tilings']) == 2
-    assert '--overlap: no overlap of this name (got tilings); write one of gradients, ' in capsys.readouterr().err
+    assert '--overlap: no overlap of this name (got tilings); write one of gradients, ' in refused(
+        'why-not', str(path), '--overlap', 'tilings'
+    )
 
 
 def test_a_way_that_does_not_go_with_the_plan_is_no_way():

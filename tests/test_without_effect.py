@@ -10,7 +10,7 @@ from every import EVERY, some
 from small_schedules import VALUES, small_schedule
 from tables import load_table, load_tree
 
-from simpar import cli
+from simpar import Plan, cli, load_schedule
 from simpar.ablation.find import same
 from simpar.ablation.rules import Facts, inert, says_the_choice, user_keys, without_keys
 from simpar.case import case_of, choices, cluster_of, load_case, written_out
@@ -18,8 +18,6 @@ from simpar.errors import SimparError
 from simpar.files import read_csv
 from simpar.keys import ROWS
 from simpar.lower import lower
-from simpar.plans import Plan
-from simpar.schedule import load_schedule
 
 SEEDS = range(90) if EVERY == 1 else (
     3, 4, 5, 6, 7, 14, 15, 17, 24, 25, 28, 30, 33, 34, 35, 36, 41, 46, 47, 48, 49, 50, 51, 53, 60, 61, 62, 65, 66, 68,

@@ -6,7 +6,6 @@ without decimals, in GB: their scheduler counts in 10⁶ bytes. `python tests/te
 row (docs/proofs/accuracy_rows.md); the tests, those with the fewest micro-batches on up to 16 devices.
 """
 
-import csv
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -14,12 +13,10 @@ from statistics import median
 
 import pytest
 
-from simpar.cost.price import price
-from simpar.engine import simulate
+from simpar import Plan, cluster, load_profile, price, simulate
+from simpar.files import read_csv
 from simpar.lower import lower
 from simpar.memory import ALWAYS, memory
-from simpar.plans import Plan
-from simpar.profiles import cluster, load_profile
 from simpar.resolve import resolve
 from simpar.resolve.resolve import layer_times
 from simpar.workload import Adam, Transformer, Workload
@@ -38,10 +35,7 @@ MOST = 64
 
 
 def recorded():
-    with RECORDED.open(encoding='utf-8') as file:
-        return [
-            {key: int(word) if word.isdigit() else word for key, word in row.items()} for row in csv.DictReader(file)
-        ]
+    return [{key: int(word) if word.isdigit() else word for key, word in row.items()} for row in read_csv(RECORDED)]
 
 
 ROWS = recorded()

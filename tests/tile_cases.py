@@ -8,10 +8,9 @@ from pipeline_cases import named_case
 from plain_cases import random_case
 from plain_costs import plain_costs
 
+from simpar import Network, Transformer
 from simpar.errors import Infeasible
 from simpar.lower import lower
-from simpar.model import Network
-from simpar.workload import Transformer
 
 PASSES = ('matmul_grad_comm_overlap', 'enable_grad_comm_opt', 'enable_opt_shard_comm_opt', 'recompute_comm_overlap')
 SETS = ('default', *(names for count in range(5) for names in combinations(PASSES, count)))

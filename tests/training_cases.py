@@ -11,13 +11,12 @@ from drawn_orders import DRAWN
 from pipeline_cases import any_case, named_case
 from plain_cases import random_case
 
+from simpar import Plan, Program
 from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.lower.passes.optimizer_parallel import choice_of
 from simpar.model import Flatten, Layer, Network, Relu
 from simpar.pipeline.order import Order
-from simpar.plans import Plan
-from simpar.program import Program
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload
 
 RANKS, MOST_OPS = 8, 120

@@ -7,9 +7,8 @@ import torch
 
 from executor import inprocess
 from executor.walk import Stream
+from simpar import Program, Trace
 from simpar.errors import ProgramError
-from simpar.program import Program
-from simpar.trace import Trace
 
 
 class InProcess(inprocess.InProcess):

@@ -3,13 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from simpar import Plan, Program, Workload
 from simpar.hardware import Cluster
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plans import Plan
-from simpar.program import Program
 from simpar.resolve import resolve
-from simpar.workload import Workload
 
 Receive = Literal['early', 'late']
 RECEIVES: Final[tuple[Receive, ...]] = ('early', 'late')
