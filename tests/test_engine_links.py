@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpar.engine.fold import Links, fair_speeds
+from simpar.engine.fold import fair_speeds
+from simpar.engine.reference import Links
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,7 +39,10 @@ def kept_by_a_layer(plan, **model):
 
 def kept_by_the_forward(rank, turn):
     """Bytes of activations that are there when the backward's first op starts, without the gradient that it writes."""
-    return sum(live.bytes for live in rank.live(turn) if live.kind == 'activation' and not live.tensor.startswith('d:'))
+    there, tensors = rank.there(turn), rank.program.tensors
+    held = zip(rank.lives.tensor[there].tolist(), rank.lives.bytes[there].tolist(), strict=True)
+    kept = ((tensors[one], size) for one, size in held)
+    return sum(size for one, size in kept if one.kind == 'activation' and not one.name.startswith('d:'))
 
 
 # The terms of the paper, in bytes over s b h, each with the number of tensor ranks that share it.

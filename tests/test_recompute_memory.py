@@ -8,6 +8,7 @@ it is. The paper leaves out mean and rstd of the norms.
 
 import pytest
 from every import some
+from test_memory_formulas import kept_by_the_forward
 
 from simpar.lower import lower
 from simpar.memory import memory, sequential
@@ -36,8 +37,7 @@ def kept(plan, layers, model):
     program = lowered(plan, layers=layers, **model)
     role = program.roles[0]
     turn = next(slot for slot in range(len(role)) if program.op(role, slot).phase == 'I')
-    live = memory(sequential(program)).ranks[0].live(turn)
-    return sum(one.bytes for one in live if one.kind == 'activation' and not one.tensor.startswith('d:'))
+    return kept_by_the_forward(memory(sequential(program)).ranks[0], turn)
 
 
 def kept_by_a_layer(plan, **model):
@@ -125,7 +125,8 @@ def layers_alive(program):
     role, rank = program.roles[0], memory(sequential(program)).ranks[0]
     names = [program.op(role, slot).name for slot in range(len(role))]
     for slot in range(names.index('norm.I') + 1, names.index('position.dropout.I')):
-        live = {one.tensor for one in rank.live(slot + 0.5) if one.kind == 'activation'}
+        there = (program.tensors[one] for one in rank.lives.tensor[rank.there(slot + 0.5)])
+        live = {one.name for one in there if one.kind == 'activation'}
         live = {name for name in live if name.startswith('layer') and not name.endswith('residual2')}
         yield {name.partition('.')[0] for name in live}
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final, Generic, Protocol, TypeVar, overload
+from typing import Any, Final, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,57 +28,6 @@ class Communication:
     alpha: float
     transfer: float
     links: Sequence[tuple[int, float]] = ()
-
-
-Value_co = TypeVar('Value_co', covariant=True)
-
-
-class ByKey(Mapping[int, Value_co], Generic[Value_co]):
-    """What op classes have, where all of one cost key have the very same.
-
-    Arguments: ``kind``, of each op class the number of its cost key; ``made``, by this number.
-    """
-
-    def __init__(self, kind: NDArray[np.int64], made: Mapping[int, Value_co]) -> None:
-        self.kind = kind
-        self.made = made
-
-    @cached_property
-    def _index(self) -> list[int]:
-        found: list[int] = np.flatnonzero(np.isin(self.kind, list(self.made))).tolist()
-        return found
-
-    @cached_property
-    def first(self) -> NDArray[np.int64]:
-        """Shape [op classes], for each the first of its key."""
-        numbers = np.arange(len(self.kind))
-        first = np.empty(len(self.kind), dtype=np.int64)
-        # Of several assignments to one place numpy keeps the last: reversed, that is the first.
-        first[self.kind[::-1]] = numbers[::-1]
-        return first[self.kind]
-
-    def __getitem__(self, index: int) -> Value_co:
-        if not 0 <= index < len(self.kind):
-            raise KeyError(index)
-        return self.made[self.kind.item(index)]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._index)
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, ByKey) and other.kind is self.kind:
-            return bool(self.made == other.made)
-        return dict(self) == (dict(other) if isinstance(other, ByKey) else other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def each_message(communication: Mapping[int, Sequence[Communication]]) -> Collection[Sequence[Communication]]:
-    """The messages of all op classes; those that are the very same once, where that is known."""
-    return communication.made.values() if isinstance(communication, ByKey) else communication.values()
 
 
 def entry_of(entries: int, groups: int, group: int, position: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import NormalDist
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from simpar.cost.costs import (
     MOST_KINDS,
     Array,
     Block,
-    ByKey,
     CollectiveCost,
     CollectiveModel,
     Communication,
@@ -40,7 +39,7 @@ from simpar.units import quantise
 
 BLOM: Final = 0.375
 """Blom's constant: what makes the quantile of a rank near its expectation, for samples of any size."""
-Speeds = tuple[float, float, float]
+T = TypeVar('T')
 Messages = Sequence[Communication]
 """Of an op class, one for each group."""
 
@@ -90,7 +89,7 @@ def _collectives_of(wired: _Wired) -> ClusterCollectives:
 
 def _messages_of(program: Program, collective: CollectiveModel) -> Communicated:
     """What a model of collectives makes of a program's messages, without a stack."""
-    return Communicated(program, collective, *program.cost_kinds)
+    return Communicated(program, collective, program.cost_kinds[1])
 
 
 def price(
@@ -143,7 +142,7 @@ class Pricer:
             self._kind, self._ops = _by_launches(program, self.stacked)
             shared, routed = _query_heads_shared(program), _routed(program)
             sent = [self.stacked.sent(op, shared, routed) for op in self._ops]
-            self._messages = Communicated(program, self.collective, self._kind, sent, self.stacked.copied)
+            self._messages = Communicated(program, self.collective, sent, self.stacked.copied)
         else:
             self._kind, self._ops = program.cost_kinds
             self._messages = models.once(_messages_of, program=program, collective=self.collective)
@@ -163,7 +162,7 @@ class Pricer:
         taxes = self._taxes if effects.slow_down else {Tax(1.0, 1.0, False): list[int]()}
         slowed = cluster.profile.slow_down.collective.value if effects.slow_down else 1.0
         kind, (usual, *others) = self._kind, taxes
-        communication, links = self._messages.of(effects)
+        messages, links = self._messages.of(effects)
         return Costs(
             compute=_still(seconds[self._kind]),
             host=_still(self._host(effects)),
@@ -173,12 +172,12 @@ class Pricer:
             host_step=self._host_step(effects),
             waits=self._waits(effects),
             work_queues=self._queues if effects.work_queues else 0,
-            communication=communication,
+            communication=_by_class(kind, messages),
             links=links,
             waiting_slows=usual.waits,
             kinds=tuple([Taking(np.isin(kind, taxes[one]), one.beside(self._ops)[kind], one.waits) for one in others]),
             why=self._why,
-            grades=self._grades(seconds.tolist(), communication.made),
+            grades=self._grades(seconds.tolist(), messages),
         )
 
     def _seconds_of(self, model: ComputeModel) -> dict[int, ComputeCost]:
@@ -259,10 +258,10 @@ class Pricer:
         return compute
 
     @cached_property
-    def _why(self) -> ByKey[str]:
+    def _why(self) -> dict[int, str]:
         """How the seconds of op classes came about."""
         of_messages = {kind: costs[0].why for kind, costs in self._messages.costs.items()}
-        return ByKey(self._kind, {kind: cost.why for kind, cost in self._computed.items()} | of_messages)
+        return _by_class(self._kind, {kind: cost.why for kind, cost in self._computed.items()} | of_messages)
 
     def _grades(self, compute: list[float], communication: Mapping[int, Messages]) -> dict[str, float]:
         """Seconds of the first rank's isolated work by the grade of the numbers that they rest on."""
@@ -330,6 +329,11 @@ def rank_speeds(world: int, cluster: hardware.Cluster, spread: float = 0.0) -> A
     return _still(speeds)
 
 
+def _by_class(kind: NDArray[np.int64], made: Mapping[int, T]) -> dict[int, T]:
+    """What op classes have, where all of one cost key have the very same. Arguments: ``kind``, of each its key."""
+    return {index: made[key] for index, key in enumerate(kind.tolist()) if key in made}
+
+
 def _still(values: Array) -> Array:
     """The same, which nobody may change."""
     values.flags.writeable = False
@@ -357,8 +361,7 @@ def slowest(count: int, spread: float) -> float:
 class Communicated:
     """The messages of a program, of which a model is asked once for each cost key, whichever effects are on.
 
-    Arguments: ``kind``, of each op class the number of its cost key; ``ops``, an op class of each key; ``copied``,
-    seconds in which a framework copies what an op sends or receives.
+    Arguments: ``ops``, an op class of each key; ``copied``, seconds in which a framework copies what an op sends.
     Attribute ``costs``: by cost key, of every group.
     """
 
@@ -366,17 +369,14 @@ class Communicated:
         self,
         program: Program,
         collective: CollectiveModel,
-        kind: NDArray[np.int64],
         ops: Sequence[OpClass],
         copied: Callable[[OpClass], float] | None = None,
     ) -> None:
         self._program = program
         self._collective = collective
-        self._kind = kind
-        self._ranks: dict[str, list[list[int]]] = {}
         self._by_shape: dict[int, tuple[Alike, ...]] = {}
         self._lie: dict[tuple[str, str, int], tuple[NDArray[np.int32], list[NDArray[np.int64]]]] = {}
-        self._made: dict[tuple[bool, ...], tuple[ByKey[Messages], Sequence[str]]] = {}
+        self._made: dict[tuple[bool, ...], tuple[dict[int, Messages], Sequence[str]]] = {}
         self._copied = {number: seconds for number, op in enumerate(ops) if copied and (seconds := copied(op))}
         self.costs: dict[int, tuple[CollectiveCost, ...]] = {}
         for number, op in enumerate(ops):
@@ -387,17 +387,18 @@ class Communicated:
                 # Groups in order: the first one is among those that stand first.
                 self.costs[number] = (alike[0].cost,)
             else:
-                self.costs[number] = tuple([collective.cost(op, ranks) for ranks in self._meeting(op)])
+                self.costs[number] = tuple([collective.cost(op, ranks) for ranks in self._groups(op).tolist()])
 
-    def of(self, effects: Effects) -> tuple[ByKey[Messages], Sequence[str]]:
-        """The messages with some effects on, and the names of the links; what no effect changes is the same object."""
+    def of(self, effects: Effects) -> tuple[dict[int, Messages], Sequence[str]]:
+        """By cost key the messages with some effects on, and the names of the links; unchanged ones are the same."""
         key = (effects.small_operator, effects.link_sharing, effects.framework and bool(self._copied))
         if key not in self._made:
-            if self._by_shape and isinstance(self._collective, ClusterCollectives):
-                made, links = self._in_blocks(effects, self._collective)
-            else:
-                made, links = self._in_groups(effects)
-            self._made[key] = ByKey(self._kind, made), links
+            by_shape = self._collective if self._by_shape else None
+            self._made[key] = (
+                self._in_blocks(effects, by_shape)
+                if isinstance(by_shape, ClusterCollectives)
+                else self._in_groups(effects)
+            )
         return self._made[key]
 
     def _in_groups(self, effects: Effects) -> tuple[dict[int, Messages], Sequence[str]]:
@@ -444,25 +445,13 @@ class Communicated:
         return self._lie[key]
 
     def _groups(self, op: OpClass) -> NDArray[np.int32]:
-        """As ``_meeting``, in one array."""
+        """The ranks of each group; of a send or receive, the sender and the receiver of each pair."""
         groups = self._program.partitions[op.partition].groups_GP
         if op.kind == 'collective':
             return groups
         peers = np.roll(groups, -op.peer, axis=1)
         sides = (groups, peers) if op.kind == 'send' else (peers, groups)
         return np.stack(sides, axis=-1).reshape(-1, 2)
-
-    def _meeting(self, op: OpClass) -> Iterator[Sequence[int]]:
-        """The ranks of each group; of a send or receive, the sender and the receiver of each pair."""
-        if op.partition not in self._ranks:
-            self._ranks[op.partition] = self._program.partitions[op.partition].groups_GP.tolist()
-        for ranks in self._ranks[op.partition]:
-            if op.kind == 'collective':
-                yield ranks
-                continue
-            for position, rank in enumerate(ranks):
-                peer = ranks[(position + op.peer) % len(ranks)]
-                yield (rank, peer) if op.kind == 'send' else (peer, rank)
 
 
 class _Numbers:
@@ -544,7 +533,7 @@ def taxes_of(cluster: hardware.Cluster, program: Program, ops: Sequence[OpClass]
     return found
 
 
-def speeds_beside(cluster: hardware.Cluster, program: Program) -> Speeds:
+def speeds_beside(cluster: hardware.Cluster, program: Program) -> tuple[float, float, float]:
     """The highest of matrix kernels and of others beside a communication, and that of a collective beside compute."""
     taxes = taxes_of(cluster, program, program.op_classes)
     collective = cluster.profile.slow_down.collective.value

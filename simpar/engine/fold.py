@@ -1,23 +1,17 @@
-"""Folding of ranks that do the same, and the shares of links and of compute that ops have at an instant."""
+"""Folding: which ranks behave alike, so that one is simulated in the place of all, exactly."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.costs import Block, ByKey, Communication, Costs, Entries, each_message
+from simpar.cost.costs import Block, Communication, Costs, Entries
 from simpar.program import OpClass, Partition, Program
 
-if TYPE_CHECKING:
-    from simpy.events import Event
-
-
-# Folding: which ranks behave alike, so that one is simulated in the place of all, exactly.
-#
 # Colour refinement: ranks, links and exchanges start with the colour of what is known of each alone. Colours split
 # until equal colours also have neighbours of equal colours. The engine's arithmetic does not depend on order. So
 # ranks of one colour then have the same spans to the bit, and links of one colour carry the same load. The lowest
@@ -32,6 +26,8 @@ Hashes = NDArray[np.uint64]
 Colours = list[int]
 Load = tuple[tuple[int, float], ...]
 """Pairs (link, demand)."""
+Observer = Callable[[float, Sequence[tuple[int, tuple[int, ...], float]]], None]
+"""Told the time and, of everything that transfers, (op class, one entry for each group or pair, speed)."""
 _NONE: Final = -1
 
 
@@ -258,19 +254,15 @@ def _patterns(count: int, communication: Mapping[int, Sequence[Communication]]) 
     numbers: dict[object, int] = {}
     found: list[Blocks] = []
     of: dict[int, int] = {}
-    for by_group in each_message(communication):
+    pattern = [_NONE] * count
+    for index, by_group in communication.items():
+        # Op classes of one cost key have the very same messages.
         if id(by_group) not in of:
             blocks = _blocks(by_group)
-            number = of[id(by_group)] = numbers.setdefault(_told(blocks), len(found))
-            if number == len(found):
-                found.append(blocks)
-    if isinstance(communication, ByKey):
-        of_key = np.full(int(communication.kind.max(initial=0)) + 1, _NONE)
-        of_key[list(communication.made)] = [of[id(by_group)] for by_group in communication.made.values()]
-        return of_key[communication.kind], found
-    pattern = np.full(count, _NONE)
-    pattern[list(communication)] = [of[id(by_group)] for by_group in communication.values()]
-    return pattern, found
+            of[id(by_group)] = numbers.setdefault(_told(blocks), len(found))
+            found += [blocks] * (len(numbers) - len(found))
+        pattern[index] = of[id(by_group)]
+    return np.array(pattern, dtype=np.int64), found
 
 
 def _blocks(by_group: Sequence[Communication]) -> Blocks:
@@ -371,182 +363,22 @@ def _by_first(hashes: Hashes) -> Colours:
     return found
 
 
-# Devices and links: what runs on them now, as objects of the reference, and the fair speeds of what shares links.
-
-UNSOLVED: Final = 0.0
-"""A ceiling that no op has, so that its speed is solved at the next chance."""
-
-Observer = Callable[[float, Sequence[tuple[int, tuple[int, ...], float]]], None]
-"""Told the time and, of everything that transfers, (op class, one entry for each group or pair, speed)."""
-
-
-class Device:
-    """The device of a representative rank, and what goes on there."""
-
-    __slots__ = ('communicating', 'computing', 'representative', 'transferring')
-
-    def __init__(self, representative: int, kinds: int) -> None:
-        self.representative = representative
-        # Of each kind of communication, how many go on.
-        self.communicating = [0] * kinds
-        # Dicts are sets that keep their order: what is touched together is solved in one order, whatever the hash seed.
-        self.computing: dict[Compute, None] = {}
-        self.transferring: dict[Rendezvous, None] = {}
-
-
-class Stream:
-    """An in-order queue of a device: its head is op ``ops[cursor]`` of step ``step``.
-
-    Arguments:
-        ops: numbers of the stream's ops in a step.
-        every: how many ops of all devices a step has.
-        base: what is added to the head's number to count it among the ops of all steps.
-    """
-
-    __slots__ = ('base', 'cursor', 'device', 'every', 'ops', 'step')
-
-    def __init__(self, device: Device, ops: list[int], every: int) -> None:
-        self.device = device
-        self.ops = ops
-        self.every = every
-        self.cursor = 0
-        self.step = 0
-        self.base = 0
-
-    @property
-    def head(self) -> int:
-        """The number of the head in its step."""
-        return self.ops[self.cursor]
-
-    def pop(self) -> None:
-        """Let the next op head the stream."""
-        self.cursor += 1
-        if self.cursor == len(self.ops):
-            self.cursor = 0
-            self.step += 1
-            self.base += self.every
-
-
-class Running:
-    """An op in progress: it had ``remaining`` isolated seconds at ``since`` and goes on at ``speed`` ever since.
-
-    Arguments:
-        streams: the streams that it heads.
-        top: the ceiling when its speed was last solved.
-        completion: the event that ends it unless its speed changes.
-    """
-
-    __slots__ = ('completion', 'remaining', 'since', 'speed', 'streams', 'top')
-
-    def __init__(self, remaining: float, streams: list[Stream]) -> None:
-        self.remaining = remaining
-        self.streams = streams
-        self.since = 0.0
-        self.speed = 0.0
-        # No ceiling is 0, so that the first look at the op always solves its speed.
-        self.top = UNSOLVED
-        self.completion: Event | None = None
-
-
-class Compute(Running):
-    """A compute op in progress; ``beside``, its speed while a communication of each kind runs on the device."""
-
-    __slots__ = ('beside', 'device')
-
-    def __init__(self, stream: Stream, seconds: float, beside: Sequence[float]) -> None:
-        super().__init__(seconds, [stream])
-        self.device = stream.device
-        self.beside = beside
-
-    def ceiling(self) -> float:
-        """The speed that its device allows now."""
-        # One slows as much as several: what is measured is compute beside any communication. Of kinds the worst counts.
-        going = self.device.communicating
-        return min((speed for speed, count in zip(self.beside, going, strict=True) if count), default=1.0)
-
-
-class Rendezvous(Running):
-    """A collective, or a send with its receive, from the first arrival on.
-
-    Arguments:
-        streams, devices: the ones that have arrived.
-        op: number of the op that has the costs.
-        links: what it asks of each link while it transfers.
-        beside: its highest speed while one of its devices computes.
-        kind: by what it takes of its devices.
-    """
-
-    __slots__ = ('beside', 'devices', 'kind', 'links', 'op')
-
-    def __init__(self) -> None:
-        super().__init__(0.0, [])
-        self.devices: list[Device] = []
-        self.op = 0
-        self.links: Load = ()
-        self.beside = 1.0
-        self.kind = 0
-
-    def ceiling(self) -> float:
-        """The highest speed that its devices allow now."""
-        for device in self.devices:
-            if device.computing:
-                return self.beside
-        return 1.0
+# Fair speeds of what shares links.
 
 
 class Flow(Protocol):
-    """What transfers: at speed s it takes the share s · demand of each of its links.
-
-    Demands are multiples of 2⁻¹⁰, so their sums are exact, and a link's remainder changes once a level: no result
-    depends on the order of flows, on whether other components are solved along, or on folding.
-    """
+    """What transfers: at speed s it takes the share s · demand of each of its links."""
 
     @property
-    def links(self) -> tuple[tuple[int, float], ...]:
+    def links(self) -> Load:
         """Pairs (link, demand)."""
-        ...
 
     @property
     def top(self) -> float:
         """The highest speed that it may have."""
-        ...
 
 
 F = TypeVar('F', bound=Flow)
-
-
-class Links(Generic[F]):
-    """The flows that are now on each link."""
-
-    def __init__(self, count: int) -> None:
-        self._flows: list[dict[F, None]] = [{} for _ in range(count)]
-
-    def add(self, flow: F) -> None:
-        """Let a flow transfer."""
-        for link, _ in flow.links:
-            self._flows[link][flow] = None
-
-    def remove(self, flow: F) -> dict[F, None]:
-        """End a flow; returns its neighbours, whose speeds may change."""
-        neighbours: dict[F, None] = {}
-        for link, _ in flow.links:
-            flows = self._flows[link]
-            del flows[flow]
-            if flows:
-                neighbours.update(flows)
-        return neighbours
-
-    def component(self, seeds: Iterable[F]) -> dict[F, None]:
-        """The seeds and the flows that share links with them, directly or through others."""
-        found = list(seeds)
-        seen: set[int] = set()
-        # The list grows while it is walked: a breadth-first search.
-        for flow in found:
-            for link, _ in flow.links:
-                if link not in seen:
-                    seen.add(link)
-                    found += self._flows[link]
-        return dict.fromkeys(found)
 
 
 def fair_speeds(flows: Iterable[F]) -> dict[F, float]:
@@ -555,6 +387,9 @@ def fair_speeds(flows: Iterable[F]) -> dict[F, float]:
     Arguments: ``flows``, one or more full components. All speeds rise together until a link saturates or a flow meets
     its top; those flows are fixed, the others rise on (progressive filling; Bertsekas and Gallager, Data Networks,
     section 6.5.2). Does not model what a protocol needs to get there: speeds change at once.
+
+    Demands are multiples of 2⁻¹⁰, so their sums are exact, and a link's remainder changes once a level: no result
+    depends on the order of flows, on whether other components are solved along, or on folding.
     """
     # Progressive filling; every round fixes one flow at least, so there are at most as many rounds as flows.
     rising = {flow: flow.top for flow in flows}

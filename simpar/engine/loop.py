@@ -133,50 +133,27 @@ def touch_computing(world: World, device: Any) -> None:
 
 
 @part
-def occupy(world: World, number: int, kind: int) -> None:
-    """Let one more communication of a kind slow a device's compute."""
+def occupy(world: World, number: int, kind: int, change: int) -> None:
+    """Let one more communication of a kind slow a device's compute, or one less. Arguments: ``change``, 1 or -1."""
     at = number * world.kinds + kind
-    world.going[at] += 1
-    if world.going[at] == 1:
-        device = world.devices[number]
-        device.communicating |= 1 << kind
-        touch_computing(world, device)
-
-
-@part
-def vacate(world: World, number: int, kind: int) -> None:
-    """Let one communication of a kind less slow a device's compute."""
-    at = number * world.kinds + kind
-    world.going[at] -= 1
-    if world.going[at] == 0:
+    world.going[at] += change
+    # The first begins to slow it, the last ends that.
+    if world.going[at] == int(change > 0):
         device = world.devices[number]
         device.communicating ^= 1 << kind
         touch_computing(world, device)
 
 
 @part
-def begin_computing(world: World, device: Any) -> None:
-    """Let one more stream of a device compute, which slows transfers."""
-    device.computing += 1
-    if device.computing == 1 and device.transferring:
+def compute(world: World, device: Any, change: int) -> None:
+    """Let one more stream of a device compute, which slows transfers, or one less. Arguments: ``change``, 1 or -1."""
+    device.computing += change
+    if device.computing == int(change > 0) and device.transferring:
         for index in range(device.first_communication, device.end):
             lead = world.streams[world.beside[index]].lead
             if lead != NONE:
-                world.streams[lead].slowing += 1
-                if world.streams[lead].slowing == 1:
-                    touch(world, lead)
-
-
-@part
-def end_computing(world: World, device: Any) -> None:
-    """Let one stream less of a device compute."""
-    device.computing -= 1
-    if device.computing == 0 and device.transferring:
-        for index in range(device.first_communication, device.end):
-            lead = world.streams[world.beside[index]].lead
-            if lead != NONE:
-                world.streams[lead].slowing -= 1
-                if world.streams[lead].slowing == 0:
+                world.streams[lead].slowing += change
+                if world.streams[lead].slowing == int(change > 0):
                     touch(world, lead)
 
 
@@ -473,13 +450,13 @@ def meet(world: World, number: int, meeting: Any) -> None:
     # Kernels that spin while they wait for peers slow compute before they transfer anything.
     takes = world.speeds[world.ops[meeting.op].speeds + _ONE] <= 1.0
     if meeting.waits and takes:
-        occupy(world, world.streams[number].device, meeting.kind)
+        occupy(world, world.streams[number].device, meeting.kind, 1)
     if meeting.missing:
         return
     meeting.missing = meeting.members
     if takes and not meeting.waits:
         for index in range(meeting.first, meeting.first + meeting.members):
-            occupy(world, world.streams[world.members[index]].device, meeting.kind)
+            occupy(world, world.streams[world.members[index]].device, meeting.kind, 1)
     lead, now = world.streams[meeting.lead], world.loop[0].now
     lead.since, lead.remaining, lead.speed = now + meeting.alpha, world.ops[meeting.op].seconds, 0.0
     # Only what has links waits for its latency by an event: from then on others must share with it.
@@ -523,7 +500,7 @@ def end_meeting(world: World, number: int) -> None:
             member.lead = NONE
             device.transferring -= 1
         if world.speeds[world.ops[meeting.op].speeds + _ONE] <= 1.0:
-            vacate(world, member.device, meeting.kind)
+            occupy(world, member.device, meeting.kind, -1)
         if go_on(world, member, world.ops[member.op].next):
             world.ready[loop.ready] = world.members[index]
             loop.ready += 1
@@ -602,7 +579,7 @@ def _run(world: World) -> int:
             # What follows on the stream has started, so that op after op does not look like a change to the device.
             if stream.computing and stream.state not in (BEGUN, RUNS):
                 stream.computing = 0
-                end_computing(world, world.devices[stream.device])
+                compute(world, world.devices[stream.device], -1)
         # Speeds are solved when the instant is over: what ends and begins at once must not look like a change.
         solve(world)
         if not loop.size:
@@ -660,7 +637,7 @@ def _start(world: World, number: int) -> bool:
         return go_on(world, stream, op.next)
     if not stream.computing:
         stream.computing = 1
-        begin_computing(world, world.devices[stream.device])
+        compute(world, world.devices[stream.device], 1)
     stream.remaining, stream.state = op.seconds, BEGUN
     loop = world.loop[0]
     world.begun[loop.begun] = number

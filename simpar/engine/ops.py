@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar import errors, trace, units
-from simpar.cost.costs import ByKey, Costs, lasts
+from simpar.cost.costs import Costs, lasts
 from simpar.engine.fold import Load, Representatives
 from simpar.program import Csr, Kind, Program, Role, Turns, unlike
 from simpar.program import computes as op_computes
@@ -322,13 +322,11 @@ def node_costs(ops: Ops, program: Program, costs: Costs, representatives: Repres
 
 def _same(program: Program, costs: Costs) -> Ints:
     """For each op class one that meets the same ranks at the same costs, as far as that is plain."""
-    if isinstance(costs.communication, ByKey):
-        found = costs.communication.first
-        # All of a key meet alike, and cost the same but for what somebody has changed since they were priced.
-        taking = costs.taking
-        if (costs.beside_compute[found] == costs.beside_compute).all() and (taking[found] == taking).all():
-            return found
-    return np.arange(len(program.op_classes))
+    kinds, messages = program.cost_kinds[0], map(costs.communication.get, range(len(program.op_classes)))
+    # All of a cost key meet alike, and cost the same but for what somebody has changed since they were priced.
+    each = zip(kinds.tolist(), costs.taking.tolist(), costs.beside_compute.tolist(), map(id, messages), strict=True)
+    first: dict[tuple[int, int, float, int], int] = {}
+    return np.array([first.setdefault(key, number) for number, key in enumerate(each)])
 
 
 def _message(

@@ -5,7 +5,10 @@ arrivals come first (priority NORMAL), then the speeds of what they touched are 
 that does not change bitwise keeps its completion. A deadlock is drawn: what each rank waits for.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +17,7 @@ from simpy.events import NORMAL, Event, EventPriority
 
 from simpar import errors, trace, units
 from simpar.cost.costs import Costs
-from simpar.engine import fold
+from simpar.engine.fold import Load, Observer, Representatives, fair_speeds
 from simpar.engine.ops import NodeCosts, Ops, node_costs
 from simpar.engine.queues import hosted, queues_of
 from simpar.program import Program
@@ -22,17 +25,157 @@ from simpar.program import Program
 LOW: Final = EventPriority(2)
 PENDING: Final = -1.0
 """The time of what has not happened yet."""
+UNSOLVED: Final = 0.0
+"""A ceiling that no op has, so that its speed is solved at the next chance."""
+MOST: Final = 16
+"""Lines of streams that a drawing has at most, so that it stays on one screen."""
+MOST_RANGES: Final = 4
+"""Ranges of ranks that a name has at most."""
 
 
 def run(
-    program: Program,
-    costs: Costs,
-    representatives: fold.Representatives,
-    steps: int,
-    observe: fold.Observer | None = None,
+    program: Program, costs: Costs, representatives: Representatives, steps: int, observe: Observer | None = None
 ) -> trace.Trace:
     """The Trace of a program's representatives; arguments as of `simulate`. Raises ``Deadlock``."""
     return _Simulation(program, costs, representatives, steps, observe).run()
+
+
+# Devices and links: what runs on them now, and the fair speeds of what shares links.
+
+
+@dataclass(eq=False)
+class Device:
+    """The device of a representative rank; of each kind of communication, how many go on there."""
+
+    representative: int
+    communicating: list[int]
+    # Dicts are sets that keep their order: what is touched together is solved in one order, whatever the hash seed.
+    computing: dict[Running, None] = field(default_factory=dict)
+    transferring: dict[Running, None] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Stream:
+    """An in-order queue of a device: its head is op ``ops[cursor]`` of step ``step``.
+
+    Arguments:
+        ops: numbers of the stream's ops in a step.
+        every: how many ops of all devices a step has.
+        base: what is added to the head's number to count it among the ops of all steps.
+    """
+
+    device: Device
+    ops: Sequence[int]
+    every: int
+    cursor: int = 0
+    step: int = 0
+    base: int = 0
+
+    @property
+    def head(self) -> int:
+        """The number of the head in its step."""
+        return self.ops[self.cursor]
+
+    def pop(self) -> None:
+        """Let the next op head the stream."""
+        self.cursor += 1
+        if self.cursor == len(self.ops):
+            self.cursor = 0
+            self.step += 1
+            self.base += self.every
+
+
+@dataclass(eq=False)
+class Running:
+    """An op in progress: it had ``remaining`` isolated seconds at ``since`` and goes on at ``speed`` ever since.
+
+    Arguments:
+        streams: the streams that it heads.
+        top: the ceiling when its speed was last solved.
+        completion: the event that ends it unless its speed changes.
+    """
+
+    remaining: float
+    streams: list[Stream]
+    since: float = 0.0
+    speed: float = 0.0
+    top: float = UNSOLVED
+    completion: Event | None = None
+
+    @property
+    def devices(self) -> list[Device]:
+        """Those of its streams."""
+        return [stream.device for stream in self.streams]
+
+    def ceiling(self) -> float:
+        """The highest speed that its devices allow now."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Compute(Running):
+    """A compute op in progress; ``beside``, its speed while a communication of each kind runs on the device."""
+
+    beside: Sequence[float] = ()
+
+    def ceiling(self) -> float:
+        """The speed that its device allows now."""
+        # One slows as much as several: what is measured is compute beside any communication. Of kinds the worst counts.
+        going = self.streams[0].device.communicating
+        return min((speed for speed, count in zip(self.beside, going, strict=True) if count), default=1.0)
+
+
+@dataclass(eq=False)
+class Rendezvous(Running):
+    """A collective, or a send with its receive, from the first arrival on.
+
+    Arguments:
+        kind: by what it takes of its devices.
+        op: number of the op that has the costs.
+        links: what it asks of each link while it transfers: at speed s, s · demand.
+        beside: its highest speed while one of its devices computes.
+    """
+
+    kind: int = 0
+    op: int = 0
+    links: Load = ()
+    beside: float = 1.0
+
+    def ceiling(self) -> float:
+        """The highest speed that its devices allow now."""
+        return self.beside if any(device.computing for device in self.devices) else 1.0
+
+
+class Links:
+    """The flows that are now on each link."""
+
+    def __init__(self, count: int) -> None:
+        self._flows: list[dict[Rendezvous, None]] = [{} for _ in range(count)]
+
+    def add(self, flow: Rendezvous) -> None:
+        """Let a flow transfer."""
+        for link, _ in flow.links:
+            self._flows[link][flow] = None
+
+    def remove(self, flow: Rendezvous) -> dict[Rendezvous, None]:
+        """End a flow; returns its neighbours, whose speeds may change."""
+        neighbours: dict[Rendezvous, None] = {}
+        for link, _ in flow.links:
+            del self._flows[link][flow]
+            neighbours.update(self._flows[link])
+        return neighbours
+
+    def component(self, seeds: Iterable[Rendezvous]) -> dict[Rendezvous, None]:
+        """The seeds and the flows that share links with them, directly or through others."""
+        found = list(seeds)
+        seen: set[int] = set()
+        # The list grows while it is walked: a breadth-first search.
+        for flow in found:
+            for link, _ in flow.links:
+                if link not in seen:
+                    seen.add(link)
+                    found += self._flows[link]
+        return dict.fromkeys(found)
 
 
 class _At(Event):
@@ -62,32 +205,32 @@ class _Simulation:
         self,
         program: Program,
         costs: Costs,
-        representatives: fold.Representatives,
+        representatives: Representatives,
         steps: int,
-        observe: fold.Observer | None,
+        observe: Observer | None,
     ) -> None:
         self._program = program
         self._representatives = representatives
         self._steps = steps
+        self._own = len(representatives.ranks)
         self._waiting_slows = costs.waiting
         self._observe = observe
         self._costs = costs
         self._ops = hosted(program, representatives, costs.waits, costs.work_queues)
         self._walk(self._ops, node_costs(self._ops, program, costs, representatives, steps))
-        devices = [fold.Device(representative, len(costs.waiting)) for representative in range(len(self._ops.roles))]
+        devices = [Device(number, [0] * len(costs.waiting)) for number in range(len(self._ops.roles))]
         every = len(self._ops)
         representative = self._ops.representative.tolist()
-        self._streams = [
-            fold.Stream(devices[representative[ops[0]]], [*ops], every) for ops in self._ops.streams.rows() if ops
-        ]
+        self._streams = [Stream(devices[representative[ops[0]]], ops, every) for ops in self._ops.streams.rows() if ops]
         self._env = simpy.Environment(0.0)
         self._arrive, self._start, self._end = ([PENDING] * steps * every for _ in range(3))
-        self._meeting: dict[tuple[int, int], fold.Rendezvous] = {}
-        self._waiters: dict[int, list[fold.Stream]] = {}
-        self._links: fold.Links[fold.Rendezvous] = fold.Links(len(costs.links))
-        self._transferring: dict[fold.Rendezvous, None] = {}
+        self._meeting: dict[tuple[int, int], Rendezvous] = {}
+        self._waiters: dict[int, list[Stream]] = {}
+        self._met: dict[Stream, Rendezvous] = {}
+        self._links = Links(len(costs.links))
+        self._transferring: dict[Rendezvous, None] = {}
         # A dict for its order: SimPy breaks ties by the order of scheduling.
-        self._touched: dict[fold.Compute | fold.Rendezvous, None] = {}
+        self._touched: dict[Running, None] = {}
         self._resolving = False
 
     def _walk(self, ops: Ops, costs: NodeCosts) -> None:
@@ -110,23 +253,12 @@ class _Simulation:
         self._env.run()
         # SimPy has no more events, but some op has not ended.
         if PENDING in self._end:
-            met = {stream: meeting for meeting in self._meeting.values() for stream in meeting.streams}
-            drawing = Drawing(
-                self._program,
-                self._representatives,
-                self._ops,
-                [stream for stream in self._streams if stream.device.representative < len(self._representatives.ranks)],
-                met=met,
-                queues=self._costs.work_queues,
-                arrive=self._arrive,
-                end=self._end,
-                steps=self._steps,
-            )
+            self._met = {stream: meeting for meeting in self._meeting.values() for stream in meeting.streams}
             # The clock may be further: it has run through completions that were out of date.
-            raise errors.Deadlock(drawing.text(max(0.0, *self._arrive, *self._end)))
+            raise errors.Deadlock(self._drawn(max(0.0, *self._arrive, *self._end)))
         return self._trace()
 
-    def _advance(self, stream: fold.Stream) -> None:
+    def _advance(self, stream: Stream) -> None:
         """Let the head of a stream arrive, unless it has to wait."""
         if stream.step == self._steps:
             return
@@ -141,7 +273,7 @@ class _Simulation:
         else:
             self._meet(stream, op)
 
-    def _waits(self, stream: fold.Stream, op: int) -> bool:
+    def _waits(self, stream: Stream, op: int) -> bool:
         """Whether a need or the host keeps the head of a stream; if so, the stream advances when that is done."""
         end, base = self._end, stream.base
         # It is enough to wait for one need at a time: when that ends, the stream looks again.
@@ -164,9 +296,9 @@ class _Simulation:
     def _issued(self, event: _At) -> None:
         self._advance(event.subject)
 
-    def _compute(self, stream: fold.Stream, number: int) -> None:
+    def _compute(self, stream: Stream, number: int) -> None:
         """Start a compute op at the speed of this moment: one that lasts cannot end before speeds are solved anew."""
-        op = fold.Compute(stream, self._seconds[number], self._beside[number])
+        op = Compute(self._seconds[number], [stream], beside=self._beside[number])
         # It occupies nothing, so nobody's speed is looked at.
         if op.remaining == 0.0:
             self._set_speed(op, 1.0)
@@ -178,17 +310,15 @@ class _Simulation:
         op.top = op.ceiling()
         self._set_speed(op, op.top)
 
-    def _meet(self, stream: fold.Stream, op: int) -> None:
+    def _meet(self, stream: Stream, op: int) -> None:
         """Let a communication op arrive at its rendezvous, and start that when all have arrived."""
         channel = self._channel[op]
         # The k-th op of each side on a channel meet, counted over all steps, as NCCL and HCCL match calls.
         number = channel, stream.step * self._turns[op] + self._turn[op]
         rendezvous = self._meeting.get(number)
         if rendezvous is None:
-            rendezvous = self._meeting[number] = fold.Rendezvous()
-            rendezvous.kind = self._taking[op]
+            rendezvous = self._meeting[number] = Rendezvous(0.0, [], kind=self._taking[op])
         rendezvous.streams.append(stream)
-        rendezvous.devices.append(stream.device)
         # Only one side has the costs; it need not be the last to arrive.
         if self._leads[op]:
             rendezvous.op, rendezvous.remaining = op, self._seconds[op]
@@ -199,7 +329,7 @@ class _Simulation:
             del self._meeting[number]
             self._begin(rendezvous)
 
-    def _begin(self, rendezvous: fold.Rendezvous) -> None:
+    def _begin(self, rendezvous: Rendezvous) -> None:
         """Start a rendezvous with its latency."""
         now = self._env.now
         for stream in rendezvous.streams:
@@ -212,7 +342,7 @@ class _Simulation:
 
     def _transfer(self, event: _At) -> None:
         """Let a rendezvous transfer after its latency."""
-        rendezvous: fold.Rendezvous = event.subject
+        rendezvous: Rendezvous = event.subject
         if self._seconds[rendezvous.op] == 0.0:
             self._set_speed(rendezvous, 1.0)
             return
@@ -225,33 +355,33 @@ class _Simulation:
 
     def _complete(self, event: _At) -> None:
         """End an op, unless its speed has changed since this event was scheduled."""
-        op: fold.Compute | fold.Rendezvous = event.subject
+        op: Compute | Rendezvous = event.subject
         # SimPy cannot cancel an event, so one that is out of date is ignored.
         if op.completion is not event:
             return
         op.completion = None
         # What follows on the stream starts first, so that op after op does not look like a change to the device.
         self._finish(op.streams)
-        if isinstance(op, fold.Compute):
+        if isinstance(op, Compute):
             self._leave_device(op)
         else:
             self._leave_links(op)
         # It may have been touched at the instant at which it ends.
         self._touched.pop(op, None)
 
-    def _leave_device(self, op: fold.Compute) -> None:
-        device = op.device
+    def _leave_device(self, op: Compute) -> None:
+        (device,) = op.devices
         if op in device.computing:
             del device.computing[op]
             if not device.computing:
                 self._touch(device.transferring)
 
-    def _leave_links(self, rendezvous: fold.Rendezvous) -> None:
+    def _leave_links(self, rendezvous: Rendezvous) -> None:
         if rendezvous in self._transferring:
             del self._transferring[rendezvous]
             neighbours = self._links.remove(rendezvous)
             for neighbour in neighbours:
-                neighbour.top = fold.UNSOLVED
+                neighbour.top = UNSOLVED
             self._touch(neighbours)
         for device in rendezvous.devices:
             device.transferring.pop(rendezvous, None)
@@ -260,13 +390,13 @@ class _Simulation:
                 if not device.communicating[rendezvous.kind]:
                     self._touch(device.computing)
 
-    def _occupy(self, device: fold.Device, kind: int) -> None:
+    def _occupy(self, device: Device, kind: int) -> None:
         """Let one more communication of a kind slow a device's compute."""
         device.communicating[kind] += 1
         if device.communicating[kind] == 1:
             self._touch(device.computing)
 
-    def _finish(self, streams: Sequence[fold.Stream]) -> None:
+    def _finish(self, streams: Sequence[Stream]) -> None:
         """Record that the heads of these streams end now, and let go on what waited for them."""
         now = self._env.now
         # Streams whose heads end advance first, then those that waited: one fixed order, so that runs repeat to the
@@ -280,7 +410,7 @@ class _Simulation:
         for stream in freed:
             self._advance(stream)
 
-    def _touch(self, ops: Collection[fold.Compute | fold.Rendezvous]) -> None:
+    def _touch(self, ops: Collection[Running]) -> None:
         """Look at the speeds of these ops, and of all that share links with them, at the end of the instant."""
         if ops:
             self._touched.update(dict.fromkeys(ops))
@@ -298,24 +428,24 @@ class _Simulation:
             top = op.ceiling()
             if top != op.top:
                 op.top = top
-                if isinstance(op, fold.Rendezvous):
+                if isinstance(op, Rendezvous):
                     flows.append(op)
                 else:
                     self._set_speed(op, top)
         if flows:
-            for flow, speed in fold.fair_speeds(self._links.component(flows)).items():
+            for flow, speed in fair_speeds(self._links.component(flows)).items():
                 self._set_speed(flow, speed)
         if self._observe:
             self._observe(self._env.now, [(*self._stands_for(op), op.speed) for op in self._transferring])
 
-    def _stands_for(self, rendezvous: fold.Rendezvous) -> tuple[int, tuple[int, ...]]:
+    def _stands_for(self, rendezvous: Rendezvous) -> tuple[int, tuple[int, ...]]:
         """The op class of a rendezvous, and which of its groups or pairs it is done in at once."""
         representative, index = int(self._ops.representative[rendezvous.op]), int(self._ops.op_class[rendezvous.op])
         entries = len(self._costs.communication[index])
         groups = self._representatives.together(representative, self._program.op_classes[index], entries)
         return index, tuple(groups.tolist())
 
-    def _set_speed(self, op: fold.Running, speed: float) -> None:
+    def _set_speed(self, op: Running, speed: float) -> None:
         """Settle the work done and schedule the completion, if the speed changes."""
         if op.speed == speed:
             return
@@ -335,50 +465,13 @@ class _Simulation:
             self._program, 'simulated', representatives, np.array(self._representatives.of_rank, dtype=np.int32)
         )
 
+    # deadlocks
 
-MOST: Final = 16
-"""Lines of streams that a drawing has at most, so that it stays on one screen."""
-MOST_RANGES: Final = 4
-"""Ranges of ranks that a name has at most."""
-
-
-class Drawing:
-    """What every stream of a run that has stopped waits for.
-
-    Arguments:
-        met: the meetings in which streams wait for others.
-        queues: how many work queues a device has; 0: one for each stream.
-        arrive, end: seconds at which each op of all steps arrived and ended; negative where it has not.
-        steps: how many steps were to be run.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        representatives: fold.Representatives,
-        ops: Ops,
-        streams: Sequence[fold.Stream],
-        *,
-        met: Mapping[fold.Stream, fold.Rendezvous],
-        queues: int,
-        arrive: Sequence[float],
-        end: Sequence[float],
-        steps: int,
-    ) -> None:
-        self._program = program
-        self._representatives = representatives
-        self._ops = ops
-        self._streams = streams
-        self._met = met
-        self._queues = queues
-        self._arrive = arrive
-        self._end = end
-        self._steps = steps
-        self._hosts = int(ops.first[len(representatives.ranks)])
-
-    def text(self, now: float) -> str:
-        """One line for each unfinished stream: its ranks, its name, its head, what that waits for."""
-        rows = [self._row(stream) for stream in self._streams if stream.step < self._steps and self._of_device(stream)]
+    def _drawn(self, now: float) -> str:
+        """What every stream waits for, a line each: its ranks, its name, its head, and that."""
+        # A host that waits is stuck because its device is.
+        stuck = [one for one in self._streams if one.step < self._steps and one.device.representative < self._own]
+        rows = [self._row(stream) for stream in stuck]
         widths = [max(len(row[column]) for row in rows[:MOST]) for column in range(3)]
         lines = [f'deadlock at {units.format_time(now)}: nothing can go on; stuck heads of streams:']
         for *cells, waits in rows[:MOST]:
@@ -387,37 +480,33 @@ class Drawing:
             lines.append(f'  … and {len(rows) - MOST} more streams')
         return '\n'.join(lines)
 
-    def _of_device(self, stream: fold.Stream) -> bool:
-        """Whether it is no host's: a host that waits is stuck because its device is."""
-        return stream.device.representative < len(self._representatives.ranks)
-
-    def _row(self, stream: fold.Stream) -> tuple[str, str, str, str]:
+    def _row(self, stream: Stream) -> tuple[str, str, str, str]:
         representative = stream.device.representative
         role = self._ops.roles[representative]
         name = role.streams[int(role.stream[stream.head - self._ops.first[representative]])]
         head = f'step {stream.step + 1}: {self._action(stream.head)}'
-        return name_ranks(self._representatives.ranks[representative]), name, head, self._waits(stream)
+        return name_ranks(self._representatives.ranks[representative]), name, head, self._awaited(stream)
 
     def _action(self, op: int) -> str:
-        representative, own = int(self._ops.representative[op]), len(self._representatives.ranks)
+        representative, own = int(self._ops.representative[op]), self._own
         # The ops of hosts stand behind those of devices, in the same order.
         role = self._ops.roles[representative % own]
         action = self._program.action(role, op - int(self._ops.first[representative]))
         return action if representative < own else f'the host to issue {action}'
 
-    def _waits(self, stream: fold.Stream) -> str:
+    def _awaited(self, stream: Stream) -> str:
         if stream in self._met:
             return f'waits for {self._missing(stream, self._met[stream])}'
         needs = self._unended(stream)
         return f'needs {", ".join(needs)}' if needs else f'waits in its work queue behind {self._ahead(stream)}'
 
-    def _unended(self, stream: fold.Stream) -> list[str]:
+    def _unended(self, stream: Stream) -> list[str]:
         """What the head of a stream needs itself and has not ended; not what it comes after by its work queue."""
         op, representative = stream.head, stream.device.representative
         role, first = self._ops.roles[representative], int(self._ops.first[representative])
-        needs = [first + need for need in role.need.items(op - first)]
+        needs, hosts = [first + need for need in role.need.items(op - first)], self._ops.first.item(self._own)
         # Behind the devices stand hosts, which issue it.
-        needs += [need for need in self._ops.need.items(op) if need >= self._hosts]
+        needs += [need for need in self._ops.need.items(op) if need >= hosts]
         # An end that has not happened is negative (PENDING).
         found = [self._action(need) for need in needs if self._end[stream.base + need] < 0.0]
         # The first step has nothing before it that it could carry.
@@ -427,16 +516,16 @@ class Drawing:
             found += [f'{self._action(first + need)} of step {stream.step}' for need in carried]
         return found
 
-    def _ahead(self, stream: fold.Stream) -> str:
+    def _ahead(self, stream: Stream) -> str:
         """What is first in the work queue in which the head of a stream stands: the earliest that has not arrived."""
         streams = self._ops.stream[self._ops.representative == stream.device.representative]
         number = self._ops.stream[stream.head]
-        shared = next(shared for shared in queues_of(streams, self._queues) if number in shared)
+        shared = next(shared for shared in queues_of(streams, self._costs.work_queues) if number in shared)
         beside = (one for one in self._streams if self._ops.stream[one.head] in shared and one.step < self._steps)
         step, op = min(filter(None, map(self._next, beside)))
         return self._action(op) + (f' of step {step + 1}' if step != stream.step else '')
 
-    def _next(self, stream: fold.Stream) -> tuple[int, int] | None:
+    def _next(self, stream: Stream) -> tuple[int, int] | None:
         """Step and number of a stream's first op that has not arrived, if any."""
         if self._arrive[stream.base + stream.head] < 0.0:
             return stream.step, stream.head
@@ -445,7 +534,7 @@ class Drawing:
             return stream.step, stream.ops[place]
         return (more, stream.ops[0]) if more < self._steps else None
 
-    def _missing(self, stream: fold.Stream, met: fold.Rendezvous) -> str:
+    def _missing(self, stream: Stream, met: Rendezvous) -> str:
         """The peers of a representative that have not arrived where the head of its stream has."""
         op = self._program.op_classes[int(self._ops.op_class[stream.head])]
         rank = self._representatives.ranks[stream.device.representative][0]

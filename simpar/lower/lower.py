@@ -92,7 +92,7 @@ def lower(
         # Without an update every step has the same weights, and none is a first one.
         plan, order = replace(plan, second_shards=0), forward_order(order)
     order = with_messages(order, plan)
-    return _Assembly(workload, plan, world, order, session or Session()).program()
+    return _program(workload, plan, world, order, session or Session())
 
 
 def with_messages(order: Order, plan: plans.Plan) -> Order:
@@ -196,74 +196,66 @@ def staged(plan: plans.Plan, of: Sharded, stages: int, done: Collection[tuple[in
     return Staged(tape, ways)
 
 
-class _Assembly:
-    """Puts tables and roles together; for one call of ``lower``."""
+def _program(workload: Workload, plan: plans.Plan, world: int, order: Order, session: Session) -> Program:
+    """Puts tables and roles together."""
+    of: Sharded = session.of_plan(
+        sharded, plan, workload=workload, world=world, placement=order.placement, session=session
+    )
+    done = frozenset((part.stage, part.kind) for row in order.actions for action in row for part in action.parts)
+    shared, stages = session.of_plan(staged, plan, of=of, stages=len(order.placement), done=done)
+    tape: Tape = shared.copy()
+    mesh, forward, ids = tape.mesh, workload.phase == 'forward', fusion_ids(workload, plan, of.parameters)
+    gathers = messages.Gathers(tape, plan, of.shards, ids)
+    reductions = messages.Reductions(tape, plan, of.shards, ids)
+    finished = []
+    for place, row in enumerate(order.by_chunk):
+        found = gathers.on_use(roles.issued(stages, row, mesh.copies, late=receives_late(plan)))
+        if not forward:
+            found = _updated(found, place, plan, tape, of, gathers, reductions)
+        finished.append(messages.once_a_step(tape, cast_weights(tape, found, place), place))
+    # Behind all that registers tensors and partitions.
+    builder = ProgramBuilder(mesh.world, tape.partitions.values())
+    touched = used(op for found in finished for op in found.ops()) if forward else None
+    # Members of a flat buffer have no memory of their own.
+    for name, tensor in tape.tensors.items():
+        if name not in tape.replaced and (touched is None or name in touched):
+            builder.add_tensor(tensor)
+    # Pipeline ranks issue ops of the same name that are equal but for their stage; the table has each once.
+    once: dict[str, OpClass] = {}
+    for op in chain.from_iterable(found.ops() for found in finished):
+        if (other := once.get(op.name, op)) is not op and replace(other, stage=op.stage) != op:
+            raise errors.ProgramError(f'pipeline ranks have unlike ops by the name {op.name!r}')
+        once[op.name] = op
+    for op in once.values():
+        builder.add_op_class(op)
+    ranks = np.arange(mesh.world).reshape(mesh.pipeline, -1)
+    # A batched send/recv; one pipeline rank sends nothing to another.
+    batched = plan.exchange == 'fused' and plan.pipeline > 1
+    for place, found in enumerate(finished):
+        # Role names stand in traces and tables.
+        name = 'all' if mesh.pipeline == 1 else f'pipeline{place}'
+        streams = issue.Streams(mesh, plan, place)
+        slots = issue.slots_of(found, builder.index, streams, batched=batched)
+        builder.add_slots(name, ranks[place].tolist(), slots, streams.names)
+    # A note for every layer would say the same many times.
+    return builder.build(mesh.micro_batches, mesh.copies, tuple(dict.fromkeys(tape.notes)), batched=batched)
 
-    def __init__(self, workload: Workload, plan: plans.Plan, world: int, order: Order, session: Session) -> None:
-        of: Sharded = session.of_plan(
-            sharded, plan, workload=workload, world=world, placement=order.placement, session=session
-        )
-        done = frozenset((part.stage, part.kind) for row in order.actions for action in row for part in action.parts)
-        tape, stages = session.of_plan(staged, plan, of=of, stages=len(order.placement), done=done)
-        self.tape: Tape = tape.copy()
-        self.mesh = tape.mesh
-        self.plan = plan
-        self.order = order
-        # A batched send/recv; one pipeline rank sends nothing to another.
-        self._batched = plan.exchange == 'fused' and plan.pipeline > 1
-        self.forward = workload.phase == 'forward'
-        self.shards, self.exchange, self.updates, self.stages = of.shards, of.exchange, of.updates, stages
-        ids = fusion_ids(workload, plan, of.parameters)
-        self.gathers = messages.Gathers(self.tape, plan, self.shards, ids)
-        self.reductions = messages.Reductions(self.tape, plan, self.shards, ids)
 
-    def program(self) -> Program:
-        late, copies = receives_late(self.plan), self.mesh.copies
-        finished = [
-            self._finish(roles.issued(self.stages, row, copies, late=late), place)
-            for place, row in enumerate(self.order.by_chunk)
-        ]
-        # Behind all that registers tensors and partitions.
-        builder = ProgramBuilder(self.mesh.world, self.tape.partitions.values())
-        touched = used(op for found in finished for op in found.ops()) if self.forward else None
-        # Members of a flat buffer have no memory of their own.
-        for name, tensor in self.tape.tensors.items():
-            if name not in self.tape.replaced and (touched is None or name in touched):
-                builder.add_tensor(tensor)
-        # Pipeline ranks issue ops of the same name that are equal but for their stage; the table has each once.
-        once: dict[str, OpClass] = {}
-        for op in chain.from_iterable(found.ops() for found in finished):
-            if (other := once.get(op.name, op)) is not op and replace(other, stage=op.stage) != op:
-                raise errors.ProgramError(f'pipeline ranks have unlike ops by the name {op.name!r}')
-            once[op.name] = op
-        for op in once.values():
-            builder.add_op_class(op)
-        ranks = np.arange(self.mesh.world).reshape(self.mesh.pipeline, -1)
-        for place, found in enumerate(finished):
-            # Role names stand in traces and tables.
-            name = 'all' if self.mesh.pipeline == 1 else f'pipeline{place}'
-            streams = issue.Streams(self.mesh, self.plan, place)
-            slots = issue.slots_of(found, builder.index, streams, batched=self._batched)
-            builder.add_slots(name, ranks[place].tolist(), slots, streams.names)
-        # A note for every layer would say the same many times.
-        notes = tuple(dict.fromkeys(self.tape.notes))
-        return builder.build(self.mesh.micro_batches, self.mesh.copies, notes, batched=self._batched)
+def _updated(
+    found: issue.Issued, place: int, plan: plans.Plan, tape: Tape, of: Sharded, gathers: messages.Gathers,
+    reductions: messages.Reductions,
+) -> issue.Issued:  # fmt: skip
+    """Add to a pipeline rank's ops what its parameters need, beside the gathers of weights where they are used.
 
-    def _finish(self, found: issue.Issued, place: int) -> issue.Issued:
-        """Add to a pipeline rank's ops what its parameters need.
-
-        Weights are gathered where they are used. Gradients are summed behind the last op that adds to them. A gradient
-        that two pipeline ranks hold is exchanged. Updates end the step.
-        """
-        if self.forward:
-            return messages.once_a_step(self.tape, cast_weights(self.tape, self.gathers.on_use(found), place), place)
-        held = self.shards.held({name for op in found.ops() for name in op.accumulates})
-        order = self.reductions.place(self.gathers.on_use(found), place)
-        order = order.behind([issue.Issue(op) for op in self.exchange.ops(held, order.ops())])
-        scope = f'pipeline{place}.' if self.mesh.pipeline > 1 else ''
-        updates = self.gathers.after_update(self.updates.ops(held), scope)
-        if STATES in self.plan.offload:
-            updates = with_states_on_host(self.tape, updates, self.plan.offload_parts)
-        order = order.behind(updates)
-        order = order.behind(self.gathers.ends(order, scope))
-        return messages.once_a_step(self.tape, cast_weights(self.tape, order, place), place)
+    Gradients are summed behind the last op that adds to them. A gradient that two pipeline ranks hold is exchanged.
+    Updates end the step.
+    """
+    held = of.shards.held({name for op in found.ops() for name in op.accumulates})
+    order = reductions.place(found, place)
+    order = order.behind([issue.Issue(op) for op in of.exchange.ops(held, order.ops())])
+    scope = f'pipeline{place}.' if tape.mesh.pipeline > 1 else ''
+    updates = gathers.after_update(of.updates.ops(held), scope)
+    if STATES in plan.offload:
+        updates = with_states_on_host(tape, updates, plan.offload_parts)
+    order = order.behind(updates)
+    return order.behind(gathers.ends(order, scope))

@@ -263,11 +263,6 @@ class Tape:
         """Bytes of a tensor that one rank holds for one copy."""
         return self.held(name) * BYTES[self.tensors[name].dtype]
 
-    def sharded_over(self, name: str) -> str:
-        """The partition of the ranks that hold different shards of a tensor; empty: all hold all of it."""
-        axes = [axis for dim in self.layouts[name].dims for axis in dim]
-        return self.partition(axes) if axes else ''
-
     # ops
 
     def emit(self, op: OpClass) -> None:
@@ -313,14 +308,14 @@ class Tape:
         self,
         operator: str,
         phase: Phase,
-        axes: Sequence[Axis],
+        over: Sequence[Axis] | str,
         source: str,
         target: str,
         attributes: dict[str, Attribute] | None = None,
         *,
         reduce: str = 'sum',
     ) -> None:
-        """Emit a collective of the ranks along axes."""
+        """Emit a collective of the ranks along axes, or of a partition's."""
         sent = target if operator == 'all_gather' else source
         # Of an all-to-all to experts the rank of the fullest one gets more than it sends.
         got = target if operator == 'all_to_all' else sent
@@ -332,7 +327,7 @@ class Tape:
                 phase=phase,
                 bytes=float(max(self.held_bytes(sent), self.held_bytes(got))),
                 dtype=self.tensors[source].dtype,
-                partition=self._met_over(operator, axes),
+                partition=over if isinstance(over, str) else self._met_over(operator, over),
                 reduce=reduce if COLLECTIVES[operator].adds else '',
                 reads=(source,),
                 writes=(target,),

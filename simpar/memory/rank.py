@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +22,6 @@ KINDS: Final = ('parameter', 'state', 'gradient', 'gathered', 'activation', 'inp
 
 _KINDS: Final = (*TENSOR_KINDS, BUFFER)
 """The same in the order of their numbers."""
-
-
-class Live(NamedTuple):
-    """A tensor that a rank holds at some time; ``micro_batch`` and ``copy`` are -1 where it belongs to none."""
-
-    tensor: str
-    kind: str
-    operator: str
-    micro_batch: int
-    copy: int
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,27 +95,6 @@ class RankMemory:
         """The role whose slots live and die."""
         return self.program.role(self.rank)
 
-    @cached_property
-    def since(self) -> Times:
-        """Seconds from the step's begin at which each life begins, folded into the step; shape [lives]."""
-        return np.where(self.lives.always, 0.0, self._window.folded[1][self._begin])
-
-    @cached_property
-    def until(self) -> Times:
-        """The same of its end; what lives always ends with the step."""
-        return np.where(self.lives.always, 0.0, self._window.folded[1][self._end])
-
-    @cached_property
-    def wraps(self) -> Ints:
-        """Shape [lives], how often a life runs over the end of the step; 1 for what lives always."""
-        which = self._window.folded[0]
-        return np.where(self.lives.always, 1, which[self._end] - which[self._begin])
-
-    @property
-    def starts(self) -> Times:
-        """Seconds at which the slots start (receives: arrive), folded into the step, shape [slots]."""
-        return self._window.folded[1][: len(self.role)]
-
     def by_kind(self) -> Timeline:
         """Bytes by kind."""
         return self._stack(*_labels(self._kinds, KINDS))
@@ -134,10 +102,6 @@ class RankMemory:
     def by_operator(self) -> Timeline:
         """Bytes by kind, activations by the operator that wrote them."""
         return self._stack(*_labels([self._operator(row) or kind for row, kind in enumerate(self._kinds)], ()))
-
-    def live(self, time: float) -> list[Live]:
-        """Every tensor that is held just after a time, as rows of name, kind, writer's operator and bytes."""
-        return [self._told(row) for row in np.flatnonzero(self._count(time)).tolist()]
 
     @property
     def always(self) -> int:
@@ -196,7 +160,14 @@ class RankMemory:
     @cached_property
     def _there(self) -> Flags:
         """Which lives are there at the peak."""
-        return self._count(self._most[1]) > 0
+        return self.there(self._most[1])
+
+    def there(self, time: float) -> Flags:
+        """Which lives are there just after a time."""
+        # Looked up slot by slot, which are few beside lives.
+        which, seconds = self._window.folded
+        passed = which - (seconds <= time)
+        return self.lives.always | (passed.take(self._end) > passed.take(self._begin))
 
     def share_that_fits(self, size: float) -> float:
         """The largest share of the batch with which the step stays below ``size`` bytes; above 1 where more would fit.
@@ -249,18 +220,6 @@ class RankMemory:
         op_class = self.role.op_class.item(self.lives.writer.item(row))
         return self.program.op_classes[op_class].operator
 
-    def _told(self, row: int) -> Live:
-        """A life in words."""
-        lives, tensor = self.lives, int(self.lives.tensor[row])
-        return Live(
-            tensor=BUFFER if tensor == NONE else self.program.tensors[tensor].name,
-            kind=self._kinds[row],
-            operator=self._operator(row),
-            micro_batch=int(lives.micro_batch[row]),
-            copy=int(lives.copy[row]),
-            bytes=int(lives.bytes[row]),
-        )
-
     def _moments(self) -> Moments:
         # Not kept: of a long pipeline it is as large as the trace, and asked for once or twice.
         return Moments.of(*changes(self.lives, self.lives.bytes, self._window))
@@ -287,32 +246,20 @@ class RankMemory:
         """The same of where it ends."""
         return self.lives.end + 2 * len(self.role)
 
-    def _stack(self, labels: Ints, names: tuple[str, ...], rows: slice | Ints = slice(None)) -> Timeline:
-        """Bytes of some lives over time, summed by label."""
-        since, until, size = self.since[rows], self.until[rows], self.lives.bytes[rows]
-        # The times at which something begins or ends.
-        edges = np.unique(np.concatenate(([0.0], since, until)))
-        held = np.zeros((len(edges), len(names)), dtype=np.int64)
-        # ``add.at``, not ``+=``: several lives may begin at one edge, and indexed addition would count one of them.
-        np.add.at(held, (np.searchsorted(edges, since), labels), size)
-        np.subtract.at(held, (np.searchsorted(edges, until), labels), size)
-        # What lives over the end of the step is there at its begin.
-        np.add.at(held[0], labels, size * self.wraps[rows])
-        return Timeline(names, np.append(edges, self.step), np.cumsum(held, axis=0))
-
-    def _count(self, time: float) -> Ints:
-        """How often each life is there just after a time."""
-        # Looked up slot by slot, which are few beside lives.
-        which, seconds = self._window.folded
-        passed = which - (seconds <= time)
-        return np.where(self.lives.always, 1, passed.take(self._end) - passed.take(self._begin))
+    def _stack(self, labels: Ints, names: tuple[str, ...]) -> Timeline:
+        """Bytes over time, summed by label."""
+        moments = self._moments()
+        each = (self.lives.bytes * (labels == number) for number in range(len(names)))
+        held = [moments.held(changes(self.lives, size, self._window)[1]) for size in each]
+        table = np.array(held, dtype=np.int64).reshape(len(names), len(moments.times))
+        return Timeline(names, np.append(moments.times, self.step), table.T)
 
     def _brings(self, time: float) -> int:
         """The slot that allocates most at a time."""
         mine = (self._window.folded[1] == time).take(self._begin) & ~self.lives.always
         # The peak lasts from the step before: nothing begins at this moment.
         if not mine.any():
-            return int(np.argmin(self.starts))
+            return int(np.argmin(self._window.folded[1][: len(self.role)]))
         return int(np.argmax(np.bincount(self.lives.begin[mine], weights=self.lives.bytes[mine])))
 
 

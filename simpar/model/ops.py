@@ -21,7 +21,7 @@ NAMED = '='
 """What begins a role that is the name of a tensor."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Work:
     """One op.
 
@@ -227,8 +227,8 @@ def unary(
     """An operator of one value; ``saves``, what its backward reads; ``flops`` an element, forward and backward."""
     elements = local.elements('y')
     return Ops(
-        F=Work(operator=operator, reads=('x',), writes=('y',), flops=flops[0] * elements, attributes=forward or {}),
-        I={'x': Work(operator=operator, reads=('dy', *saves), flops=flops[1] * elements, attributes=backward or {})},
+        F=Work(operator, ('x',), ('y',), flops=flops[0] * elements, attributes=forward or {}),
+        I={'x': Work(operator, ('dy', *saves), flops=flops[1] * elements, attributes=backward or {})},
         saves_result='y' in saves,
     )
 

@@ -10,7 +10,7 @@ from simpar import errors, hardware, layout, plans
 from simpar.cost import collective, compute, formula
 from simpar.lower import lower
 from simpar.lower.graph.record import counts_of, has_strategies, with_strategies
-from simpar.model import Conv2d, Dense, Embedding, Flatten, Shape, Sharded, Strategy, primitive
+from simpar.model import KINDS, Conv2d, Dense, Embedding, Flatten, Shape, Sharded, Strategy, primitive
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.model.model import Graph as ModelGraph
 from simpar.model.model import Node
@@ -428,7 +428,7 @@ class _Search:
             return False
         if node.name in self.tied or not isinstance(node.operator, Sharded):
             return False
-        return node.operator.written or not self.axes(node).wrong(choice_of[node.name].strategy, self.devices)
+        return node.operator.key in KINDS or not self.axes(node).wrong(choice_of[node.name].strategy, self.devices)
 
     @cached_property
     def tied(self) -> frozenset[str]:

@@ -9,7 +9,7 @@ from simpar import errors, layout
 from simpar.model import Flatten, LayerNorm, Transpose, ops
 from simpar.model.library import cross_entropy
 from simpar.model.model import Graph as ModelGraph
-from simpar.model.operators import PRIMITIVES, base
+from simpar.model.operators import KINDS, PRIMITIVES, base
 from simpar.model.operators.base import Operator as ModelOperator
 from simpar.model.operators.loss import DATASET
 from simpar.model.primitive import Call, Primitive, Shape
@@ -149,7 +149,7 @@ class GraphBuilder:
             inputs = tuple(self._read(name, one, layer.tied) or written for one in step.reads)
             # Written operators are primitives of MindSpore, whose own rules hold; those of the library tell their
             # dims.
-            named = None if layer.written or step.part else layer.axes(name, *shapes)
+            named = None if layer.key in KINDS or step.part else layer.axes(name, *shapes)
             written = self.add(step.primitive.name, called, inputs, step.shape, step.call, named)
         return written
 

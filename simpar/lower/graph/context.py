@@ -9,7 +9,7 @@ Does not model: that ranks of a contiguous split have less to do than the one wi
 priced; in a ring with a window, that steps far away need not be taken.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
@@ -141,8 +141,31 @@ def attend(tape: Tape, name: str, operator: Attention, reads: Sequence[Value], y
     """
     qkv, *keys = reads
     core = Core(tape, name, operator, qkv, tuple(keys), y.like(y.name, TensorLayout(tape.world, qkv.layout.dims)))
-    (_Ring(core) if ring else _Gathered(core)).forward()
+    core.apart()
+    # Steps in which some rank sees some key.
+    steps = [step for step in core.steps(ring=ring) if step is None or any(core.split.of_ranks(step))]
+    wide = tape.dtype if BYTES[tape.dtype] >= BYTES[WIDE] else WIDE
+    known: list[Value] = []
+    for step, here in core.rounds('', 'F', ring=ring):
+        if step in steps:
+            last = step == steps[-1]
+            made = tape.register(core.y) if last else core.made(core.y, f'{name}.y{step}', dtype=wide)
+            lse = core.lse('lse' if last else f'lse{step}')
+            core.compute('F', [core.q, here, *known], [made, lse], step)
+            known = [made, lse]
+
+    def backward(dy: Value) -> None:
+        def compute(step: int | None, here: Value, dq: Sequence[Value], writes: Sequence[Value]) -> None:
+            core.compute('I', [dy, core.q, here, core.y, known[1], *dq], writes, step)
+
+        core.backward('.again', steps, compute, ring=ring)
+
+    tape.backward_of(core.y, backward)
     return core.y
+
+
+Compute = Callable[[int | None, Value, Sequence[Value], Sequence[Value]], None]
+"""Emits what makes gradients: step, keys and values that are there, the queries' gradient so far, what it writes."""
 
 
 @dataclass(frozen=True)
@@ -246,13 +269,50 @@ class Core:
         self.tape.emit_compute(name, 'add', 'I', [going.name, part.name], [total.name], flops=self.tape.held(name))
         return total
 
-    def gathered(self, part: str, phase: Phase) -> Value:
-        """Keys and values of all ranks."""
-        full = self.made(self.kv, f'{self.kv.name}.{part}', self.full)
-        self.tape.emit_collective(
-            'all_gather', phase, self.tape.axes.ring, self.kv.name, full.name, {'dim': TOKENS}
-        )  # fmt: skip
+    def steps(self, *, ring: bool) -> Sequence[int | None]:
+        """Of a ring, a step for each rank's keys, its own first; None: those of all ranks at once."""
+        return range(self.split.ranks) if ring else (None,)
+
+    def rounds(self, tag: str, phase: Phase, *, ring: bool) -> Iterator[tuple[int | None, Value]]:
+        """Keys and values that are there by step. Arguments: ``tag``, the end of names of what goes round."""
+        kv = self.kv
+        for step in self.steps(ring=ring):
+            here = kv if step is not None else self._gathered(phase)
+            if step is not None:
+                kv = self.passed(kv, f'{self.kv.name}{step + 1}{tag}', phase, last=step == self.split.ranks - 1)
+            yield step, here
+
+    def _gathered(self, phase: Phase) -> Value:
+        """Keys and values of all ranks: what is gathered serves all of a forward, and of a backward."""
+        full = self.kv.like(f'{self.kv.name}.{"whole" if phase == "F" else "again"}', self.full)
+        if full.name not in self.tape.tensors:
+            self.tape.register(full)
+            self.tape.emit_collective(
+                'all_gather', phase, self.tape.axes.ring, self.kv.name, full.name, {'dim': TOKENS}
+            )  # fmt: skip
         return full
+
+    def backward(self, tag: str, steps: Sequence[int | None], compute: Compute, *, ring: bool) -> None:
+        """Gradients of queries, keys and values, of the ``steps`` in which some are made."""
+        dq, own = list[Value](), self.kv
+        going: Value | None = None
+        for step, here in self.rounds(tag, 'I', ring=ring):
+            if step in steps:
+                name = f'd:{self.q.name}{"" if step == steps[-1] else step}'
+                made = self.made(self.q, name, self.gradient.layout)
+                ending, layout = ('whole', self.pending) if step is None else (f'part{step}', self.gradient.layout)
+                part = self.made(self.kv, f'd:{self.kv.name}.{ending}', layout)
+                compute(step, here, dq, [made, part])
+                dq = [made]
+                if step:
+                    going = self.added(going, part, f'd:{self.kv.name}.sum{step}')
+                else:
+                    own = part
+            # Gradients follow the keys that they are of, one step behind; after the last step they come home.
+            if going is not None:
+                going = self.passed(going, f'd:{self.kv.name}.passed{step}', 'I')
+        dkv = self.added(going, own, f'd:{self.kv.name}') if ring else self.scattered(own)
+        self.together(dq[0], dkv)
 
     @property
     def pending(self) -> TensorLayout:
@@ -267,13 +327,8 @@ class Core:
         )  # fmt: skip
         return dkv
 
-    def compute(
-        self, part: str, phase: Phase, reads: Sequence[Value], writes: Sequence[Value], step: int | None = None
-    ) -> None:
-        """Attention of this rank's queries with some keys.
-
-        Arguments: ``part`` of its name; ``step`` of the ring that keys came by; None: all keys.
-        """
+    def compute(self, phase: Phase, reads: Sequence[Value], writes: Sequence[Value], step: int | None) -> None:
+        """Attention of this rank's queries with keys that came by a step of the ring; None: all keys."""
         pairs = self.split.of_ranks(step)
         heads, own = self.heads, self.qkv.shape[TOKENS] // self.split.ranks
         # All ranks take as long as the one with the most.
@@ -292,7 +347,7 @@ class Core:
             **self.dropped,
         }
         self.tape.emit_compute(
-            f'{self.name}{part}',
+            f'{self.name}{_of_step(step)}',
             CONTEXT_ATTENTION,
             phase,
             [value.name for value in (*reads, *self.keys)],
@@ -325,87 +380,8 @@ class Core:
         return {'dropout': probability, 'site': self.name, **cut}
 
 
-@dataclass(frozen=True)
-class _Gathered:
-    """All keys and values are gathered; kept is a rank's own part of them."""
-
-    core: Core
-
-    def forward(self) -> None:
-        """Gather, and attend."""
-        core = self.core
-        core.apart()
-        full = core.gathered('whole', 'F')
-        core.tape.register(core.y)
-        lse = core.lse('lse')
-        core.compute('', 'F', [core.q, full], [core.y, lse])
-        core.tape.backward_of(core.y, lambda dy: self._backward(dy, lse))
-
-    def _backward(self, dy: Value, lse: Value) -> None:
-        core = self.core
-        full = core.gathered('again', 'I')
-        dq = core.made(core.q, f'd:{core.q.name}', core.gradient.layout)
-        dfull = core.made(core.kv, f'd:{core.kv.name}.whole', core.pending)
-        core.compute('', 'I', [dy, core.q, full, core.y, lse], [dq, dfull])
-        core.together(dq, core.scattered(dfull))
-
-
-@dataclass(frozen=True)
-class _Ring:
-    """Keys and values go round; a rank sends to the one behind it, and receives from the one before."""
-
-    core: Core
-
-    def forward(self) -> None:
-        """A step for each rank's keys, its own first."""
-        core, steps = self.core, self._steps
-        core.apart()
-        kv, known = core.kv, list[Value]()
-        lse = core.kv
-        for step in range(core.split.ranks):
-            here, kv = kv, core.passed(kv, f'{core.kv.name}{step + 1}', 'F', last=step == core.split.ranks - 1)
-            if step not in steps:
-                continue
-            last = step == steps[-1]
-            y = core.tape.register(core.y) if last else self._partial(core.y, f'.y{step}')
-            lse = core.lse('lse' if last else f'lse{step}')
-            core.compute(f'.step{step}', 'F', [core.q, here, *known], [y, lse], step)
-            known = [y, lse]
-        core.tape.backward_of(core.y, lambda dy: self._backward(dy, lse))
-
-    @cached_property
-    def _steps(self) -> list[int]:
-        """Steps in which some rank sees some key."""
-        return [step for step in range(self.core.split.ranks) if any(self.core.split.of_ranks(step))]
-
-    def _partial(self, value: Value, part: str) -> Value:
-        """What steps so far have given."""
-        dtype = self.core.tape.dtype
-        return self.core.made(value, f'{self.core.name}{part}', dtype=dtype if BYTES[dtype] >= BYTES[WIDE] else WIDE)
-
-    def _backward(self, dy: Value, lse: Value) -> None:
-        core, steps = self.core, self._steps
-        kv, dq, own = core.kv, list[Value](), core.kv
-        going: Value | None = None
-        for step in range(core.split.ranks):
-            final = step == core.split.ranks - 1
-            here, kv = kv, core.passed(kv, f'{core.kv.name}{step + 1}.again', 'I', last=final)
-            if step in steps:
-                last = step == steps[-1]
-                made = core.made(core.q, f'd:{core.q.name}{"" if last else step}', core.gradient.layout)
-                part = core.made(core.kv, f'd:{core.kv.name}.part{step}', core.gradient.layout)
-                reads = [dy, core.q, here, core.y, lse, *dq]
-                core.compute(f'.step{step}', 'I', reads, [made, part], step)
-                dq = [made]
-                if step == 0:
-                    own = part
-                else:
-                    going = core.added(going, part, f'd:{core.kv.name}.sum{step}')
-            # Gradients follow the keys that they are of, one step behind; after the last step they come home.
-            if going is not None:
-                going = core.passed(going, f'd:{core.kv.name}.passed{step}', 'I')
-        dkv = core.added(going, own, f'd:{core.kv.name}')
-        core.together(dq[0], dkv)
+def _of_step(step: int | None) -> str:
+    return '' if step is None else f'.step{step}'
 
 
 # Unfused attention of a sequence that context ranks share: each rank has the scores of its own queries with all keys.
@@ -433,8 +409,8 @@ class Unfused:
     known: dict[str, Value] = field(default_factory=dict)
 
     @property
-    def _steps(self) -> int:
-        return self.core.split.ranks if self.ring else 1
+    def _steps(self) -> Sequence[int | None]:
+        return self.core.steps(ring=self.ring)
 
     # forward
 
@@ -445,9 +421,9 @@ class Unfused:
         samples, tokens, groups = core.qkv.layout.dims
         y = Value(core.name, tuple(shape), TensorLayout(core.tape.world, (samples, groups, tokens, ())))
         blocks = []
-        for step, here in self._round('', 'F'):
+        for step, here in core.rounds('', 'F', ring=self.ring):
             blocks.append(self._block(y, step))
-            self._emit('', CONTEXT_SCORES, 'F', step, [core.q, here], [blocks[-1]], core.heads.head_dim)
+            self._emit(core.name, CONTEXT_SCORES, 'F', step, [core.q, here], [blocks[-1]], core.heads.head_dim)
         self._join(y, blocks, 'F')
         core.tape.backward_of(y, self._scores_backward)
         return y
@@ -456,12 +432,10 @@ class Unfused:
         """Probabilities times values; ``y``, a value of the result's name and shape."""
         core, known = self.core, list[Value]()
         y = y.like(y.name, core.qkv.layout)
-        for step, here in self._round('.values', 'F'):
-            last = step in (None, self._steps - 1)
+        for step, here in core.rounds('.values', 'F', ring=self.ring):
+            last = step == self._steps[-1]
             made = core.tape.register(y) if last else core.made(y, f'{y.name}.part{step}')
-            self._emit(
-                '', CONTEXT_VALUES, 'F', step, [probabilities, here, *known], [made], core.heads.values, name=name
-            )
+            self._emit(name, CONTEXT_VALUES, 'F', step, [probabilities, here, *known], [made], core.heads.values)
             known = [made]
         core.tape.backward_of(y, lambda dy: self._values_backward(name, probabilities, dy))
         return y
@@ -473,57 +447,29 @@ class Unfused:
         self.known |= {'dy': dy, 'probabilities': probabilities}
         gradient = probabilities.like(f'd:{probabilities.name}@{name}', core.tape.gradient_layout(probabilities))
         blocks = []
-        for step, here in self._round('.again', 'I'):
+        for step, here in core.rounds('.again', 'I', ring=self.ring):
             blocks.append(self._block(gradient, step))
-            self._emit('', CONTEXT_VALUES, 'I', step, [dy, here], [blocks[-1]], core.heads.values, name=name)
+            self._emit(name, CONTEXT_VALUES, 'I', step, [dy, here], [blocks[-1]], core.heads.values)
         self._join(gradient, blocks, 'I')
         core.tape.accumulate(probabilities, gradient)
 
     def _scores_backward(self, dscores: Value) -> None:
-        core, dq = self.core, list[Value]()
+        core = self.core
         reads = [dscores, self.known['probabilities'], self.known['dy'], core.q]
         features = 2 * core.heads.head_dim + core.heads.values
-        own, going = core.kv, None
-        for step, here in self._round('.once.more', 'I'):
-            last = step in (None, self._steps - 1)
-            made = core.made(core.q, f'd:{core.q.name}{"" if last else step}', core.gradient.layout)
-            part = (
-                core.made(core.kv, f'd:{core.kv.name}.whole', core.pending)
-                if step is None
-                else core.made(core.kv, f'd:{core.kv.name}.part{step}', core.gradient.layout)
-            )
-            self._emit('', CONTEXT_SCORES, 'I', step, [*reads, here, *dq], [made, part], features)
-            dq = [made]
-            if not step:
-                own = part
-            else:
-                going = core.passed(
-                    core.added(going, part, f'd:{core.kv.name}.sum{step}'), f'd:{core.kv.name}.passed{step}', 'I'
-                )
-        core.together(dq[0], core.added(going, own, f'd:{core.kv.name}') if self.ring else core.scattered(own))
 
-    # keys and values, and blocks of scores
+        def compute(step: int | None, here: Value, dq: Sequence[Value], writes: Sequence[Value]) -> None:
+            self._emit(core.name, CONTEXT_SCORES, 'I', step, [*reads, here, *dq], writes, features)
 
-    def _round(self, tag: str, phase: Phase) -> Iterator[tuple[int | None, Value]]:
-        """Keys and values that are there by step; None: those of all ranks."""
-        core = self.core
-        if not self.ring:
-            # What is gathered serves scores and values, and in the backward the gradients of both.
-            if phase not in self.known:
-                self.known[phase] = core.gathered('whole' if phase == 'F' else 'again', phase)
-            yield None, self.known[phase]
-            return
-        kv = core.kv
-        for step in range(self._steps):
-            here, last = kv, step == self._steps - 1
-            kv = core.passed(kv, f'{core.kv.name}{step + 1}{tag}', phase, last=last)
-            yield step, here
+        core.backward('.once.more', self._steps, compute, ring=self.ring)
+
+    # blocks of scores
 
     def _block(self, full: Value, step: int | None) -> Value:
         """A part of scores or probabilities by keys; all of it where all keys are there."""
         if step is None:
             return self.core.tape.register(full)
-        shape = (*full.shape[:KEYS], full.shape[KEYS] // self._steps)
+        shape = (*full.shape[:KEYS], full.shape[KEYS] // len(self._steps))
         return self.core.tape.register(Value(f'{full.name}.block{step}', shape, full.layout))
 
     def _join(self, full: Value, blocks: Sequence[Value], phase: Phase) -> None:
@@ -537,16 +483,15 @@ class Unfused:
         tape.emit_compute(f'{full.name}.join', JOIN_KEYS, phase, names, [full.name], attributes=dict(attributes))
 
     def _emit(
-        self, part: str, operator: str, phase: Phase, step: int | None, reads: Sequence[Value],
-        writes: Sequence[Value], features: int, name: str = '',
+        self, name: str, operator: str, phase: Phase, step: int | None, reads: Sequence[Value],
+        writes: Sequence[Value], features: int,
     ) -> None:  # fmt: skip
         """A product with keys or values that are there; 2 operations for each pair and feature."""
         core, tape = self.core, self.core.tape
-        sequence = core.qkv.shape[TOKENS]
-        keys = sequence if step is None else sequence // self._steps
+        keys = core.qkv.shape[TOKENS] // len(self._steps)
         rows = tape.held(core.q.name) // core.heads.head_dim
         tape.emit_compute(
-            f'{name or core.name}{part}{"" if step is None else f".step{step}"}',
+            f'{name}{_of_step(step)}',
             operator,
             phase,
             [value.name for value in reads],

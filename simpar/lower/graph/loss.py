@@ -17,7 +17,7 @@ from simpar.lower.tape import Tape, Value
 from simpar.model import Reshape, Shape
 from simpar.model.library import cross_entropy
 from simpar.model.model import AHEAD, Further
-from simpar.program import BYTES, Attribute, OpClass, Split, Tensor
+from simpar.program import BYTES, Attribute, Split, Tensor
 from simpar.workload import Workload
 
 # The loss summed over the ranks for display: one number a copy of a micro-batch, behind the loss, read by nobody.
@@ -31,26 +31,15 @@ TOTAL: Final = 'loss.total'
 
 def sum_loss(tape: Tape) -> None:
     """Put the sum behind the op that makes the loss; nothing where no rank has a shard that another has not."""
-    partition = tape.sharded_over(LOSS)
-    if not partition:
+    axes = tape.layouts[LOSS].sharding_axes
+    if not axes:
         return
     loss = tape.tensors[LOSS]
     place = next(place for place, op in enumerate(tape.ops) if LOSS in op.writes)
     # No pending sum in the source: shards of what has one number for each rank and copy are added.
     tape.tensors[TOTAL] = Tensor(TOTAL, 'activation', (tape.mesh.copies,), loss.dtype, batch_dim=0)
-    summed = OpClass(
-        name=f'{TOTAL}.all_reduce.F',
-        kind='collective',
-        operator='all_reduce',
-        phase='F',
-        bytes=float(BYTES[loss.dtype]),
-        dtype=loss.dtype,
-        partition=partition,
-        reduce='sum',
-        reads=(LOSS,),
-        writes=(TOTAL,),
-        stage=tape.ops[place].stage,
-    )
+    tape.emit_collective('all_reduce', 'F', axes, LOSS, TOTAL)
+    summed = replace(tape.ops.pop(), stage=tape.ops[place].stage)
     # Right behind the loss, in the forward: the backward has all its time to hide the all-reduce.
     tape.ops.insert(place + 1, summed)
 

@@ -133,49 +133,18 @@ def in_both_directions(plan: plans.Plan) -> plans.Plan:
     return replace(plan, data=data, pipeline=halves[0], micro_batches=halves[1])
 
 
-def sent_to_mirror(tape: Tape, values: Sequence[Value]) -> list[Value]:
-    """Go on in the next stage, whose place is the same, at the mirror: values there, and gradients back."""
-    arrived = [value.like(f'{value.name}.received') for value in values]
-    arrived = [one._replace(needs_gradient=value.needs_gradient) for one, value in zip(arrived, values, strict=True)]
-    for value, one in zip(values, arrived, strict=True):
-        tape.register(one, dtype=tape.tensors[value.name].dtype)
-        _exchange(tape, value, one, 'F')
-    tape.stage += 1
-
-    def backward() -> None:
-        gradients = [(value, tape.pop(one)) for value, one in zip(values, arrived, strict=True)]
-        for value, gradient in gradients:
-            if gradient is not None and value.needs_gradient:
-                returned = tape.register(gradient.like(f'd:{value.name}@mirror'))
-                _exchange(tape, gradient, returned, 'I')
-                tape.accumulate(value, returned)
-
-    tape.on_backward(backward)
-    return arrived
-
-
-def _exchange(tape: Tape, out: Value, into: Value, phase: program.Phase) -> None:
-    tape.emit(
-        program.OpClass(
-            name=f'{into.name}.send_recv.{phase}',
-            kind='collective',
-            operator='send_recv',
-            phase=phase,
-            bytes=float(tape.held_bytes(out.name)),
-            dtype=tape.tensors[out.name].dtype,
-            partition=_mirrors(tape),
-            reads=(out.name,),
-            writes=(into.name,),
-            stage=tape.stage,
-        )
-    )
-
-
 def _mirrors(tape: Tape) -> str:
     """The partition of the pairs; it has a stream of its own, so that no sum of gradients is in the way."""
     mesh = tape.mesh
     pairs = tape.groups(merged([Axis(2, mesh.data // 2 * mesh.context * mesh.tensor)]))
     return tape.registered(program.Partition(MIRROR, pairs.groups_GP))
+
+
+def _to_mirror(tape: Tape, out: Sequence[Value], into: Sequence[Value], phase: program.Phase) -> None:
+    """Exchange values with those of the mirror."""
+    for own, other in zip(out, into, strict=True):
+        tape.register(other, dtype=tape.tensors[own.name].dtype)
+        tape.emit_collective('send_recv', phase, _mirrors(tape), own.name, other.name)
 
 
 def mirror_inputs(tape: Tape) -> None:
@@ -206,23 +175,30 @@ def send_to_next_stage(tape: Tape, values: Sequence[Value], chunks: Mover | None
     sends of a value that all of them hold (Megatron-LM's scatter_gather_tensors_in_pipeline); none: all send all of it.
     """
     sender, receiver = tape.stage, tape.stage + 1
-    if tape.mesh.pipeline_rank(sender) == tape.mesh.pipeline_rank(receiver):
-        return sent_to_mirror(tape, values) if tape.mesh.mirrored else _stay(tape, values)
-    arrived = [value.like(f'{value.name}.received') for value in values]
-    arrived = [one._replace(needs_gradient=value.needs_gradient) for one, value in zip(arrived, values, strict=True)]
-    _in_chunks(tape, values, arrived, 'F', (sender, receiver), chunks)
+    stays = tape.mesh.pipeline_rank(sender) == tape.mesh.pipeline_rank(receiver)
+    if stays and not tape.mesh.mirrored:
+        return _stay(tape, values)
+    arrived = [one.like(f'{one.name}.received')._replace(needs_gradient=one.needs_gradient) for one in values]
+    if stays:
+        _to_mirror(tape, values, arrived, 'F')
+        tape.stage = receiver
+    else:
+        _in_chunks(tape, values, arrived, 'F', (sender, receiver), chunks)
 
     def backward() -> None:
         gradients = [(value, tape.pop(one)) for value, one in zip(values, arrived, strict=True)]
-        sent = [(value, _own(tape, one)) for value, one in gradients if one is not None and value.needs_gradient]
+        given = [(value, one) for value, one in gradients if one is not None and value.needs_gradient]
+        sent = given if stays else [(value, _own(tape, one)) for value, one in given]
         if not sent:
             return
         # Names differ by the way that layouts came about, as they did when each had a tape of its own: spans and
         # goldens join on them.
-        ending = 'stage' if tape.degrees else 'back'
-        joint = '@' if tape.degrees else '.'
-        returned = [gradient.like(f'd:{value.name}{joint}{ending}') for value, gradient in sent]
-        _in_chunks(tape, [gradient for _, gradient in sent], returned, 'I', (receiver, sender), chunks)
+        ending = '@mirror' if stays else '@stage' if tape.degrees else '.back'
+        returned, gone = [one.like(f'd:{value.name}{ending}') for value, one in sent], [one for _, one in sent]
+        if stays:
+            _to_mirror(tape, gone, returned, 'I')
+        else:
+            _in_chunks(tape, gone, returned, 'I', (receiver, sender), chunks)
         for (value, _), gradient in zip(sent, returned, strict=True):
             tape.accumulate(value, gradient)
 

@@ -42,21 +42,8 @@ def gathered_input(tape: Tape, name: str, shape: tuple[int, ...], drawn: str, dt
     # ``like`` has it drawn as the micro-batches would be, so that every plan trains on the same samples.
     tape.register(own, 'input', dtype, batch_dim=None, initial=drawn, like=name)
     tape.register(every, 'gathered', dtype, batch_dim=None)
-    tape.once.append(
-        OpClass(
-            name=f'{every.name}.all_gather.F',
-            kind='collective',
-            operator='all_gather',
-            phase='F',
-            bytes=float(tape.held_bytes(every.name)),
-            dtype=dtype,
-            partition=tape.partition(sliced.dims[0]),
-            reads=(own.name,),
-            writes=(every.name,),
-            attributes={'dim': 0},
-            stage=tape.stage,
-        )
-    )
+    tape.emit_collective('all_gather', 'F', sliced.dims[0], own.name, every.name, {'dim': 0})
+    tape.once.append(tape.ops.pop())
     x = tape.register(Value(name, shape, replicated(tape.world, len(shape)), needs_gradient=False), dtype=dtype)
     attributes = {'micro_batches': tape.mesh.micro_batches, 'copies': tape.mesh.copies}
     moved = 2.0 * tape.held_bytes(name)
@@ -73,15 +60,7 @@ def once_a_step(tape: Tape, order: Issued, place: int) -> Issued:
     ends: dict[int, list[Issue]] = {}
     for op in mine:
         (full,) = op.writes
-        end = OpClass(
-            name=f'{full}.reshard.F',
-            kind='compute',
-            operator='reshard',
-            phase='F',
-            dtype=op.dtype,
-            frees=op.writes,
-            stage=op.stage,
-        )
+        end = OpClass(f'{full}.reshard.F', 'compute', 'reshard', 'F', dtype=op.dtype, frees=op.writes, stage=op.stage)
         ends.setdefault(readers[full][1] + 1, []).append(Issue(end))
     return Issued((block_of(Issue(op) for op in mine), *order.inserted(ends).blocks))
 
@@ -353,9 +332,7 @@ class Gathers:
         stage, _, phase = use.until
         names = tuple(name for shard in self._of(use) for name in shard.gathered)
         name = self._unique(f'{use.bucket}.weights.reshard.{phase}', names)
-        return OpClass(
-            name=name, kind='compute', operator='reshard', phase=phase, dtype=self._tape.dtype, frees=names, stage=stage
-        )
+        return OpClass(name, 'compute', 'reshard', phase, dtype=self._tape.dtype, frees=names, stage=stage)
 
     def _unique(self, name: str, members: tuple[str, ...]) -> str:
         """The name, or another where it is taken for other members of the bucket."""

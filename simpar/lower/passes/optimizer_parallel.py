@@ -247,6 +247,7 @@ class Shard:
         replica: the partition over whose ranks shards are replicated; empty: none.
         bucket, flat: names of a flat message and of its buffer; empty: it is none.
         owned: each of its matrices lies whole on one rank of a shard group.
+        stage: whose backward adds to the gradient; the first, for a weight that two use.
     """
 
     parameters: tuple[str, ...]
@@ -260,6 +261,12 @@ class Shard:
     bucket: str = ''
     flat: str = ''
     owned: bool = False
+    stage: int = -1
+
+    @property
+    def name(self) -> str:
+        """The name of its update: of its buffer, or its parameter."""
+        return self.flat or self.parameters[0]
 
     @property
     def packed(self) -> bool:
@@ -482,8 +489,6 @@ def _register(
 
     Arguments: ``length``, elements of all shards of a group, padding and all; ``names`` of weight and gradient.
     """
-    gradients = [tape.tensors[f'd:{tensor.name}'] for tensor in tensors]
-    fulls = tuple(replace(gradient, name=f'{gradient.name}.whole') for gradient in gradients)
     gathered = tuple(
         replace(tensor, name=f'{tensor.name}.gathered', kind='gathered', like=tensor.name) if weights else tensor
         for tensor in tensors
@@ -505,11 +510,20 @@ def _register(
         name=names[1],
         kind='gradient',
         shape=(length,),
-        dtype=gradients[0].dtype,
+        dtype=tape.tensors[f'd:{tensors[0].name}'].dtype,
         splits=splits,
         like=like,
-        members=tuple(tensor.name for tensor in fulls),
+        members=tuple(f'd:{tensor.name}.whole' for tensor in tensors),
     )
+    return _registered(tape, tensors, weight, gradient, gathered, 0, groups)
+
+
+def _registered(
+    tape: Tape, tensors: Sequence[Tensor], weight: Tensor, gradient: Tensor, gathered: Sequence[Tensor], dim: int,
+    groups: tuple[str, str],
+) -> Shard:  # fmt: skip
+    """Put a shard, and what is full of it, on the tape."""
+    fulls = tuple([replace(tape.tensors[f'd:{one.name}'], name=f'd:{one.name}.whole') for one in tensors])
     for made in (*fulls, gradient, weight, *gathered):
         tape.tensors[made.name] = made
     return Shard(
@@ -518,7 +532,7 @@ def _register(
         gradient=gradient,
         fulls=fulls,
         gathered=tuple(tensor.name for tensor in gathered),
-        dim=0,
+        dim=dim,
         partition=groups[0],
         replica=groups[1],
     )
@@ -687,29 +701,17 @@ def _packed(
 
 def _by_dim(tape: Tape, wanted: Wanted, *, weights: bool) -> Shard:
     """Register a parameter's equal shards and what is full of it."""
-    tensor, name, (partition, replica) = wanted.tensor, wanted.tensor.name, wanted.groups
+    tensor, name = wanted.tensor, wanted.tensor.name
     assert wanted.dim is not None
-    split = (Split(wanted.dim, partition),)
+    split = (Split(wanted.dim, wanted.groups[0]),)
     gradient = tape.tensors[f'd:{name}']
-    full = replace(gradient, name=f'{gradient.name}.whole')
-    sharded = replace(gradient, splits=gradient.splits + split)
     weight, gathered = replace(tensor, splits=tensor.splits + split), tensor
     if weights:
         gathered = replace(tensor, name=f'{name}.gathered', kind='gathered', initial='', like=name)
     else:
         weight = replace(weight, name=f'{name}.piece', kind='view', initial='', like=name)
-    for made in (full, sharded, weight, gathered):
-        tape.tensors[made.name] = made
-    return Shard(
-        parameters=(name,),
-        weight=weight,
-        gradient=sharded,
-        fulls=(full,),
-        gathered=(gathered.name,),
-        dim=wanted.dim,
-        partition=partition,
-        replica=replica,
-    )
+    sharded = replace(gradient, splits=gradient.splits + split)
+    return _registered(tape, [tensor], weight, sharded, [gathered], wanted.dim, wanted.groups)
 
 
 def _rename(tape: Tape, shards: Shards) -> None:

@@ -369,10 +369,6 @@ class _Tiling:
     blocks: int
     tiles: int
 
-    def attributes(self, blocks: int) -> dict[str, Attribute]:
-        """What the kernels of views must know."""
-        return {'dim': self.dim, 'blocks': blocks}
-
 
 def tiled(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], tiles: int) -> list[OpClass]:
     """The ops of a stage with products and their collectives in tiles.
@@ -521,23 +517,12 @@ def _summed(tape: Tape, product: OpClass, collective: OpClass, tiling: _Tiling) 
         made = _product(tape, product, index, tiling, reads=product.reads, writes=_tile(tape, partial, index, tiling))
         found.append(replace(made, attributes=made.attributes | rows))
         found.append(_collective(tape, collective, index, tiling))
-    return [*found, _join(tape, collective, target, tiling, blocks=1)]
+    return [*found, _view(tape, collective, target, tiling, JOIN, 1)]
 
 
 def _gathers(tape: Tape, collective: OpClass, tiling: _Tiling) -> list[OpClass]:
     """The split of what is gathered, and the gather of each tile."""
-    source = collective.reads[0]
-    split = OpClass(
-        name=_named(collective, f'{source}.split'),
-        kind='compute',
-        operator=SPLIT,
-        phase=collective.phase,
-        dtype=collective.dtype,
-        reads=(source,),
-        writes=tuple(_tile(tape, source, index, tiling) for index in range(tiling.tiles)),
-        attributes=tiling.attributes(1) | _again(collective),
-        stage=collective.stage,
-    )
+    split = _view(tape, collective, collective.reads[0], tiling, SPLIT, 1)
     return [split, *(_collective(tape, collective, index, tiling) for index in range(tiling.tiles))]
 
 
@@ -556,8 +541,8 @@ def _of_gathered(
         writes = _tile(tape, target, index, tiling)
         found.append(_product(tape, product, index, tiling, reads=reads, writes=writes))
         found += later[index : index + 1]
-    found.append(_join(tape, product, target, tiling, blocks=tiling.blocks))
-    return [*found, _join(tape, product, full, tiling, blocks=tiling.blocks)] if joins else found
+    joined = (target, full) if joins else (target,)
+    return [*found, *(_view(tape, product, name, tiling, JOIN, tiling.blocks) for name in joined)]
 
 
 def _product(
@@ -587,17 +572,19 @@ def _collective(tape: Tape, collective: OpClass, index: int, tiling: _Tiling) ->
     )
 
 
-def _join(tape: Tape, like: OpClass, full: str, tiling: _Tiling, *, blocks: int) -> OpClass:
-    """The tiles of a tensor as one; ``like``, the op in whose place it stands."""
+def _view(tape: Tape, like: OpClass, full: str, tiling: _Tiling, operator: str, blocks: int) -> OpClass:
+    """The split of a tensor into tiles, or their join; ``like``, the op in whose place it stands."""
+    tiles = tuple(_tile(tape, full, index, tiling) for index in range(tiling.tiles))
+    again = is_recomputed(like)
     return OpClass(
-        name=_named(like, f'{full}.join'),
+        name=f'{full}.{operator}.{like.phase}' + (f'.{RECOMPUTE}' if again else ''),
         kind='compute',
-        operator=JOIN,
+        operator=operator,
         phase=like.phase,
         dtype=tape.tensors[full].dtype,
-        reads=tuple(_tile(tape, full, index, tiling) for index in range(tiling.tiles)),
-        writes=(full,),
-        attributes=tiling.attributes(blocks) | _again(like),
+        reads=tiles if operator == JOIN else (full,),
+        writes=(full,) if operator == JOIN else tiles,
+        attributes={'dim': tiling.dim, 'blocks': blocks, **({RECOMPUTE: True} if again else {})},
         stage=like.stage,
     )
 
@@ -616,15 +603,6 @@ def _size(tape: Tape, name: str) -> float:
     """Bytes that one rank has of one copy."""
     tensor = tape.tensors[name]
     return float(prod(_local(tape, tensor)) * BYTES[tensor.dtype])
-
-
-def _again(op: OpClass) -> dict[str, Attribute]:
-    return {RECOMPUTE: True} if is_recomputed(op) else {}
-
-
-def _named(like: OpClass, name: str) -> str:
-    """The name of a view in the place of an op."""
-    return f'{name}.{like.phase}' + (f'.{RECOMPUTE}' if is_recomputed(like) else '')
 
 
 def _tile_name(op: OpClass, end: str, index: int) -> str:

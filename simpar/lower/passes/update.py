@@ -7,35 +7,13 @@ from typing import Final, NamedTuple, TypedDict
 
 import numpy as np
 
-from simpar.lower.passes.optimizer_parallel import MEMBERS, Shards, output_dims
-from simpar.lower.tape import Tape, layer_of, local_elements, local_shape
+from simpar.lower.passes.optimizer_parallel import MEMBERS, Shard, Shards, output_dims
+from simpar.lower.tape import Tape, local_elements, local_shape
 from simpar.model.operators import priced
 from simpar.program import BYTES, Attribute, OpClass, Partition, Split, Tensor
 from simpar.workload import Adam, AdamW, Momentum, Muon, Optimizer, Sgd, Workload
 
 # What a rank's update reads and writes of every parameter: its shard, or all of it without optimizer parallelism.
-
-
-class UpdateShard(NamedTuple):
-    """One parameter's shard, or that of a flat message.
-
-    Arguments:
-        parameter: its name.
-        weight: what the update reads and writes.
-        gradient: what it reads and frees.
-        fulls: the gradients that W adds to.
-        stage: whose backward adds to the gradient (the first, for a weight that two use).
-        layer: the layer that it is updated with.
-        owned: a rank has whole matrices of it.
-    """
-
-    parameter: str
-    weight: Tensor
-    gradient: Tensor
-    fulls: tuple[Tensor, ...]
-    stage: int
-    layer: str
-    owned: bool = False
 
 
 def updated(tape: Tape) -> tuple[str, ...]:
@@ -44,21 +22,22 @@ def updated(tape: Tape) -> tuple[str, ...]:
     return tuple([parameter for parameter in tape.tensors if parameter in adds])
 
 
-def update_shards(tape: Tape, shards: Shards) -> list[UpdateShard]:
-    """The shards of all parameters, in the order in which the forward uses them; a flat message with its first."""
+def update_shards(tape: Tape, shards: Shards) -> list[Shard]:
+    """What a rank updates of all parameters, in the order in which the forward uses them; a message with its first."""
     # The backward goes from the last stage to the first, so that of two users the first stage stays.
     adds = {tape.tensors[name].like: op.stage for op in tape.ops for name in op.accumulates}
-    found: dict[str, UpdateShard] = {}
+    found: dict[str, Shard] = {}
     for parameter in updated(tape):
-        shard, stage = shards.of.get(parameter), adds[parameter]
-        if shard is None:
-            full = tape.tensors[f'd:{parameter}']
-            own = UpdateShard(parameter, tape.tensors[parameter], full, (full,), stage, layer_of(parameter))
-        else:
-            name = shard.flat or parameter
-            own = UpdateShard(name, shard.weight, shard.gradient, shard.fulls, stage, shard.layer, shard.owned)
-        found.setdefault(own.parameter, own)
+        shard = shards.of.get(parameter) or _whole(tape, parameter)
+        found.setdefault(shard.name, replace(shard, stage=adds[parameter]))
     return list(found.values())
+
+
+def _whole(tape: Tape, parameter: str) -> Shard:
+    """A parameter of which every rank updates all."""
+    weight, full = tape.tensors[parameter], tape.tensors[f'd:{parameter}']
+    return Shard(parameters=(parameter,), weight=weight, gradient=full, fulls=(full,), gathered=(parameter,), dim=0,
+                 partition='', replica='')  # fmt: skip
 
 
 # What updates must know of all gradients together: their norm, to clip by it, and whether all of them are finite.
@@ -135,7 +114,7 @@ def _scaling(workload: Workload) -> dict[str, Attribute]:
     return clip | ({'loss_scale': workload.loss_scale} if workload.loss_scale != 1 else {})
 
 
-def check(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Check:
+def check(tape: Tape, workload: Workload, shards: Sequence[Shard]) -> Check:
     """The check that clipping and a loss scale need; its numbers are registered as tensors.
 
     They are never freed, as the loss is not: 4 bytes each. Does not model: a step without an update, which nobody can
@@ -161,7 +140,7 @@ def check(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Chec
     return Check(numbers, _gradients(tape, shards), look, _reduction(tape, numbers, dtype), tape.mesh.pipeline > 1)
 
 
-def _gradients(tape: Tape, shards: Sequence[UpdateShard]) -> dict[str, _Gradient]:
+def _gradients(tape: Tape, shards: Sequence[Shard]) -> dict[str, _Gradient]:
     """By name; every element of a gradient lies on as many ranks as hold the same shard of it."""
     on: dict[str, set[int]] = {}
     for op in tape.ops:
@@ -178,7 +157,7 @@ def _gradients(tape: Tape, shards: Sequence[UpdateShard]) -> dict[str, _Gradient
     return found
 
 
-def _runs(tape: Tape, shard: UpdateShard, holders: Mapping[str, int]) -> str:
+def _runs(tape: Tape, shard: Shard, holders: Mapping[str, int]) -> str:
     """How many ranks have the same shard of a gradient; where members of a packed one differ, for how many elements.
 
     Arguments: ``holders``, ranks that have any shard of a parameter.
@@ -271,17 +250,17 @@ def matrices(tape: Tape) -> dict[str, Sides]:
     return {name: sides for name, sides in found.items() if len(shapes[name]) > sum(sides)}
 
 
-def matrices_of(tape: Tape, shard: UpdateShard, known: Mapping[str, Sides]) -> dict[str, Sides]:
+def matrices_of(tape: Tape, shard: Shard, known: Mapping[str, Sides]) -> dict[str, Sides]:
     """The matrices of a shard by what a rank reads of them in full: one, or those that it packs; empty: none."""
     if not shard.weight.members:
-        return {shard.parameter: known[shard.parameter]} if shard.parameter in known else {}
+        return {shard.name: known[shard.name]} if shard.name in known else {}
     named = {name: tape.tensors[name].like or name for name in shard.weight.members}
     return {name: known[like] for name, like in named.items() if like in known}
 
 
 def muon_ops(
     tape: Tape,
-    shard: UpdateShard,
+    shard: Shard,
     sides: Mapping[str, Sides],
     states: tuple[str, ...],
     workload: Workload,
@@ -298,7 +277,7 @@ def muon_ops(
         _stack(tape, shard, dtype, next(iter(sides.values())))
         if shard.owned
         else Tensor(
-            f'u:{shard.parameter}.share' if shard.weight.members else f'u:{shard.parameter}',
+            f'u:{shard.name}.share' if shard.weight.members else f'u:{shard.name}',
             'gathered',
             shard.weight.shape,
             dtype,
@@ -310,32 +289,31 @@ def muon_ops(
     momentum = _momentum(tape, shard, change, states[0], workload, optimizer)
     if change.members:
         packed = _packed(tape, shard, change, sides)
-        return (momentum, *packed, _step(tape, shard, packed[-1].writes[0], states[1:], workload, optimizer))
+        share = (change, packed[-1].writes[0])
+        return momentum, *packed, _muon_update(tape, shard, share, None, states[1:], workload, optimizer)
     of = next(iter(sides.values()))
     of = Sides(1, of.rows) if shard.owned else of
-    gathers = tuple(_gathers(tape, change, shard.parameter, of, shard.stage))
+    gathers = tuple(_gathers(tape, change, shard.name, of, shard.stage))
     full = gathers[-1].writes[0] if gathers else change.name
     return momentum, *gathers, _muon_update(tape, shard, (change, full), of, states[1:], workload, optimizer)
 
 
-def _stack(tape: Tape, shard: UpdateShard, dtype: str, sides: Sides) -> Tensor:
+def _stack(tape: Tape, shard: Shard, dtype: str, sides: Sides) -> Tensor:
     """The change of a rank's own matrices, one behind the other: what stands flat in the shard."""
     one = tape.tensors[shard.weight.members[0]]
     inner = tuple(Split(1 + split.dim - sides.many, split.partition) for split in sides.within(one))
     count = shard.weight.shape[0] // prod(local_shape(tape, one)[sides.many :])
     shape = (count, *one.shape[sides.many :])
-    return Tensor(f'u:{shard.parameter}', 'gathered', shape, dtype, splits=(*shard.weight.splits, *inner))
+    return Tensor(f'u:{shard.name}', 'gathered', shape, dtype, splits=(*shard.weight.splits, *inner))
 
 
-def _momentum(
-    tape: Tape, shard: UpdateShard, change: Tensor, state: str, workload: Workload, optimizer: Muon
-) -> OpClass:
+def _momentum(tape: Tape, shard: Shard, change: Tensor, state: str, workload: Workload, optimizer: Muon) -> OpClass:
     numbers = _numbers(workload)
     elements = local_elements(tape, change)
     # The gradient is read, the state read and written, the change written.
     moved = BYTES[shard.gradient.dtype] + 2 * BYTES['fp32'] + BYTES[change.dtype]
     return OpClass(
-        name=f'{shard.parameter}.momentum.U',
+        name=f'{shard.name}.momentum.U',
         kind='compute',
         operator='muon_momentum',
         phase='U',
@@ -381,7 +359,7 @@ def _all_gather(
     )
 
 
-def _packed(tape: Tape, shard: UpdateShard, change: Tensor, sides: Mapping[str, Sides]) -> tuple[OpClass, ...]:
+def _packed(tape: Tape, shard: Shard, change: Tensor, sides: Mapping[str, Sides]) -> tuple[OpClass, ...]:
     """Gather the momenta of a packed shard, orthogonalise each, and pack this rank's share of all changes."""
     (split,) = shard.weight.splits
     changes, ops = list[Tensor](), list[OpClass]()
@@ -393,11 +371,11 @@ def _packed(tape: Tape, shard: UpdateShard, change: Tensor, sides: Mapping[str, 
         gathers = tuple(_gathers(tape, unsharded, name, sides[name], shard.stage))
         full = gathers[-1].writes[0] if gathers else unsharded.name
         ops += [*gathers, _change(tape, made, full, sides[name], shard.stage)]
-    share = replace(change, name=f'c:{shard.parameter}.share', members=tuple(made.name for made in changes))
+    share = replace(change, name=f'c:{shard.name}.share', members=tuple(made.name for made in changes))
     tape.tensors[share.name] = share
-    gather = _all_gather(shard.parameter, change, change.members, split, change.shape[0], shard.stage)
+    gather = _all_gather(shard.name, change, change.members, split, change.shape[0], shard.stage)
     pack = OpClass(
-        name=f'{shard.parameter}.change.piece.U',
+        name=f'{shard.name}.change.piece.U',
         kind='compute',
         operator='piece',
         phase='U',
@@ -427,50 +405,34 @@ def _change(tape: Tape, made: Tensor, full: str, sides: Sides, stage: int) -> Op
     )
 
 
-def _step(
-    tape: Tape, shard: UpdateShard, change: str, masters: tuple[str, ...], workload: Workload, optimizer: Muon
-) -> OpClass:
-    """A packed shard changes as was worked out."""
-    weight = shard.weight
-    numbers = (OVERFLOW,) if workload.loss_scale != 1 else ()
-    elements = local_elements(tape, weight)
-    return OpClass(
-        name=f'{shard.parameter}.update.U',
-        kind='compute',
-        operator='muon_step',
-        phase='U',
-        flops=float(elements * 3),
-        bytes=float(elements * (_written(weight, masters) + BYTES[tape.tensors[change].dtype])),
-        dtype=tape.dtype,
-        reads=(change, weight.name, *masters, *numbers),
-        writes=(weight.name, *masters),
-        frees=(change,),
-        attributes=_rates(optimizer, masters, workload),
-        stage=shard.stage,
-    )
-
-
 def _muon_update(
-    tape: Tape, shard: UpdateShard, changes: tuple[Tensor, str], sides: Sides, masters: tuple[str, ...],
+    tape: Tape, shard: Shard, changes: tuple[Tensor, str], sides: Sides | None, masters: tuple[str, ...],
     workload: Workload, optimizer: Muon,
 ) -> OpClass:  # fmt: skip
     """Newton–Schulz of the full matrix; the shard that this rank has of it changes the weight.
 
-    Arguments: ``changes``, what the rank has, and its name in full.
+    Arguments: ``changes``, what the rank has, and its name in full; ``sides``, None: it is packed, and worked out.
     """
     weight, (held, full) = shard.weight, changes
+    elements, written = local_elements(tape, weight), _written(weight, masters)
+    worked_out: _Work = {
+        'dims': {},
+        'flops': float(elements * 3),
+        'bytes': float(elements * (written + BYTES[tape.tensors[full].dtype])),
+        'dtype': tape.dtype,
+    }
     numbers = (OVERFLOW,) if workload.loss_scale != 1 else ()
     return OpClass(
-        name=f'{shard.parameter}.update.U',
+        name=f'{shard.name}.update.U',
         kind='compute',
-        operator='muon',
+        operator='muon' if sides else 'muon_step',
         phase='U',
         reads=(full, weight.name, *masters, *numbers),
         writes=(weight.name, *masters),
         frees=(full,),
-        attributes={**_rates(optimizer, masters, workload), **_told(sides, held)},
+        attributes=_rates(optimizer, masters, workload) | (_told(sides, held) if sides else {}),
         stage=shard.stage,
-        **_work(tape, full, sides, float(local_elements(tape, weight) * _written(weight, masters))),
+        **(_work(tape, full, sides, float(elements * written)) if sides else worked_out),
     )
 
 
@@ -562,9 +524,9 @@ class Updates:
         return *self.check.ops(held), *(op for ops in self.layers if held.issuperset(ops[0].frees) for op in ops)
 
 
-def updates(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Updates:
+def updates(tape: Tape, workload: Workload, shards: Sequence[Shard]) -> Updates:
     """All updates; states are registered as tensors."""
-    layers: dict[str, list[UpdateShard]] = {}
+    layers: dict[str, list[Shard]] = {}
     first: dict[str, int] = {}
     for shard in shards:
         # A stage boundary may stand within a part of a module: each stage updates what it holds.
@@ -577,7 +539,7 @@ def updates(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Up
 
 
 def _updates(
-    tape: Tape, layer: str, shards: list[UpdateShard], known: Mapping[str, Sides], workload: Workload
+    tape: Tape, layer: str, shards: list[Shard], known: Mapping[str, Sides], workload: Workload
 ) -> Iterator[tuple[OpClass, ...]]:
     """Of one layer: matrices each for itself, or those of a packed shard, all others in one op."""
     optimizer = workload.optimizer
@@ -611,7 +573,7 @@ def _rule(optimizer: Optimizer) -> _Rule:
     return _Rule('adam', ('m', 'v'), 13, {**rate, **moments, 'weight_decay': optimizer.weight_decay})
 
 
-def _update(tape: Tape, layer: str, shards: list[UpdateShard], workload: Workload) -> OpClass:
+def _update(tape: Tape, layer: str, shards: list[Shard], workload: Workload) -> OpClass:
     """Reads gradients, weights, states, the count of updates where they can be left out, and the check's numbers."""
     optimizer, rule = workload.optimizer, _rule(workload.optimizer)
     names = tuple(shard.gradient.name for shard in shards)
@@ -652,13 +614,13 @@ def _state_dtype(tape: Tape, kind: str, optimizer: Optimizer) -> str:
     return optimizer.moments if isinstance(optimizer, Adam | AdamW) else 'fp32'
 
 
-def _state(tape: Tape, kind: str, shard: UpdateShard, optimizer: Optimizer) -> str:
+def _state(tape: Tape, kind: str, shard: Shard, optimizer: Optimizer) -> str:
     """Register a state of a weight, sharded as the update has the weight."""
-    name = f'{kind}:{shard.parameter}'
+    name = f'{kind}:{shard.name}'
     members = shard.weight.members
     full = kind == MASTER and optimizer.master_weights is True
-    initial = 'zeros' if not full else MEMBERS if members else tape.tensors[shard.parameter].initial
-    like = shard.parameter if shard.parameter in tape.tensors else ''
+    initial = 'zeros' if not full else MEMBERS if members else tape.tensors[shard.name].initial
+    like = shard.name if shard.name in tape.tensors else ''
     weight = shard.weight
     dtype = _state_dtype(tape, kind, optimizer)
     tape.tensors[name] = Tensor(name, 'state', weight.shape, dtype, weight.splits, (), None, initial, like, members)

@@ -158,10 +158,7 @@ class Attention(base.Sharded):
     """
 
     key = 'attention'
-    written = False
     primitives = {'attention': ATTENTION}
-    inputs_told = 'qkv, keys [batch]'
-    unsharded = 'sequence'
     roles = ('qkv', 'keys')
 
     heads: Heads
@@ -204,10 +201,8 @@ class Attention(base.Sharded):
         if self.dropout:
             known, keys = {**known, **stream.dropped(local, self.dropout, local.name, rows)}, ('keys',)
         return Ops(
-            F=Work(operator='attention', reads=('qkv', *keys), writes=('y', 'lse'), flops=forward, dims=dims,
-                   attributes=known),
-            I={'qkv': Work(operator='attention', reads=('dy', 'qkv', 'y', 'lse', *keys), flops=backward,
-                           dims=dims, attributes=known)},
+            F=Work('attention', ('qkv', *keys), ('y', 'lse'), flops=forward, dims=dims, attributes=known),
+            I={'qkv': Work('attention', ('dy', 'qkv', 'y', 'lse', *keys), flops=backward, dims=dims, attributes=known)},
             kept=(kept,),
         )  # fmt: skip
 
@@ -252,7 +247,7 @@ class SinkAttention(Attention, base.Trained):
         own = tuple(one.on(at) for one, at in zip(own, local.inputs[len(forward.reads) :], strict=True))
         told: Attributes = {**forward.attributes, 'sink': 'learned' if self.learned else 'zero'}
         roles = tuple(one.role for one in own)
-        weights = Work(operator='attention_sink', reads=('dy', 'y', 'lse', *roles), flops=2 * local.elements('y'),
+        weights = Work('attention_sink', ('dy', 'y', 'lse', *roles), flops=2 * local.elements('y'),
                        attributes=told)  # fmt: skip
         made = replace(forward, reads=(*forward.reads, *roles), attributes=told)
         return replace(found, F=made, W=weights if own else None, parameters=own)
@@ -266,10 +261,7 @@ class AttentionScores(base.Sharded):
     """
 
     key = 'attention_scores'
-    written = False
     primitives = {'attention_scores': SCORES}
-    inputs_told = 'qkv'
-    unsharded = 'sequence'
     roles = ('qkv',)
 
     heads: Heads
@@ -289,9 +281,9 @@ class AttentionScores(base.Sharded):
         rows, sequence, width, product = _product(local, 'y', self.heads.head_dim)
         known = self.heads.told(local)
         return Ops(
-            F=Work(operator='attention_scores', reads=('qkv',), writes=('y',), flops=product,
+            F=Work('attention_scores', ('qkv',), ('y',), flops=product,
                    dims={'m': rows, 'n': sequence, 'k': width}, attributes=known),
-            I={'qkv': Work(operator='attention_scores', reads=('dy', 'qkv', f'=d:{self.values}.v'), flops=2 * product,
+            I={'qkv': Work('attention_scores', ('dy', 'qkv', f'=d:{self.values}.v'), flops=2 * product,
                            dims={'m': 2 * rows, 'n': width, 'k': sequence}, attributes=known, of=self.values)},
         )  # fmt: skip
 
@@ -310,10 +302,7 @@ class Alibi(norm.SameShape, base.Sharded, base.Unary):
     """
 
     key = 'alibi'
-    written = False
     primitives = {'alibi': AttentionCore('Alibi')}
-    inputs_told = 'scores [batch, heads, sequence, sequence]'
-    unsharded = 'last two dims'
 
     heads: int
 
@@ -326,7 +315,7 @@ class Alibi(norm.SameShape, base.Sharded, base.Unary):
     def ops(self, local: Local) -> Ops:
         """One operation an element."""
         told = slopes(local, self.heads, local.layout('x'))
-        work = Work(operator='alibi', reads=('x',), writes=('y',), flops=local.elements('x'), attributes=told)
+        work = Work('alibi', ('x',), ('y',), flops=local.elements('x'), attributes=told)
         return Ops(F=work, I={'x': None})
 
 
@@ -335,10 +324,7 @@ class AttentionValues(base.Operator):
     """Probabilities · v for every head; the gradient of v is handed to the operator of the scores, as which it lies."""
 
     key = 'attention_values'
-    written = False
     primitives = {'attention_values': VALUES}
-    inputs_told = 'probabilities, qkv'
-    unsharded = 'sequence'
     roles = ('kept', 'qkv')
 
     heads: Heads
@@ -363,9 +349,9 @@ class AttentionValues(base.Operator):
             layout=local.layout('qkv'),
         )
         return Ops(
-            F=Work(operator='attention_values', reads=('kept', 'qkv'), writes=('y',), flops=product,
+            F=Work('attention_values', ('kept', 'qkv'), ('y',), flops=product,
                    dims={'m': rows, 'n': width, 'k': sequence}, attributes=known),
-            I={'kept': Work(operator='attention_values', reads=('dy', 'kept', 'qkv'), writes=(of_v.role,),
+            I={'kept': Work('attention_values', ('dy', 'kept', 'qkv'), (of_v.role,),
                             flops=2 * product, dims={'m': 2 * rows, 'n': sequence, 'k': width}, attributes=known)},
             made_backward=(of_v,),
         )  # fmt: skip
@@ -379,9 +365,7 @@ class CausalSoftmax(norm.SameShape):
     """
 
     key = 'causal_softmax'
-    written = False
     primitives = {'softmax': norm.SOFTMAX}
-    unsharded = 'last two dims'
 
     window: int = 0
     documents: tuple[int, ...] = ()
@@ -402,8 +386,8 @@ class CausalSoftmax(norm.SameShape):
         own: Attributes = {'partition': rows} if rows else {}
         known: Attributes = {'causal': True, **window, **told(self.documents), **order, **own}
         return Ops(
-            F=Work(operator='softmax', reads=('x',), writes=('y',), flops=5 * elements, attributes=known),
-            I={'x': Work(operator='softmax', reads=('dy', 'y'), flops=4 * elements)},
+            F=Work('softmax', ('x',), ('y',), flops=5 * elements, attributes=known),
+            I={'x': Work('softmax', ('dy', 'y'), flops=4 * elements)},
         )
 
 
@@ -494,9 +478,7 @@ class Rotary(norm.SameShape, base.Sharded, base.Unary):
     """
 
     key = 'rotary'
-    written = False
     primitives = {'rotary': ROTARY}
-    inputs_told = 'qkv'
 
     heads: Heads
     rotation: Rotation
@@ -521,8 +503,8 @@ class Rotary(norm.SameShape, base.Sharded, base.Unary):
         moved = 2 * turned * local.size('x')
         flops = 3 * turned * local.elements('x') * rotation.features / heads.head_dim
         return Ops(
-            F=Work(operator='rotary', reads=('x',), writes=('y',), flops=flops, moved=moved, attributes=told),
-            I={'x': Work(operator='rotary', reads=('dy',), flops=flops, moved=moved, attributes=told)},
+            F=Work('rotary', ('x',), ('y',), flops=flops, moved=moved, attributes=told),
+            I={'x': Work('rotary', ('dy',), flops=flops, moved=moved, attributes=told)},
         )
 
 
@@ -541,9 +523,7 @@ class QkNorm(norm.SameShape, base.Trained, base.Unary):
     """
 
     key = 'qk_norm'
-    written = False
     primitives = {'qk_norm': QK_NORM}
-    inputs_told = 'qkv'
 
     heads: Heads
     epsilon: float = norm.EPSILON
@@ -577,11 +557,9 @@ class QkNorm(norm.SameShape, base.Trained, base.Unary):
             layout = TensorLayout(local.world, (*layout.dims[:-1], ()))
         rstd = Kept(role='rstd', shape=(*x[:-1], groups * (heads.queries + 1)), layout=layout)
         return Ops(
-            F=Work(operator='qk_norm', reads=('x', *GAINS), writes=('y', 'rstd'), flops=5 * elements, moved=2 * moved,
-                   attributes=told),
-            I={'x': Work(operator='qk_norm', reads=('dy', 'x', *GAINS, 'rstd'), flops=9 * elements, moved=3 * moved,
-                         attributes=told)},
-            W=Work(operator='qk_norm', reads=('dy', 'x', 'rstd'), flops=3 * elements, moved=2 * moved, attributes=told),
+            F=Work('qk_norm', ('x', *GAINS), ('y', 'rstd'), flops=5 * elements, moved=2 * moved, attributes=told),
+            I={'x': Work('qk_norm', ('dy', 'x', *GAINS, 'rstd'), flops=9 * elements, moved=3 * moved, attributes=told)},
+            W=Work('qk_norm', ('dy', 'x', 'rstd'), flops=3 * elements, moved=2 * moved, attributes=told),
             parameters=self.parameters(x),
             kept=(rstd,),
         )  # fmt: skip
@@ -635,9 +613,7 @@ class LatentNorm(base.Trained, base.Unary):
     """
 
     key = 'latent_norm'
-    written = False
     primitives = {'latent_norm': LATENT_NORM}
-    unsharded = 'last dim'
 
     features: int
     epsilon: float = norm.EPSILON
@@ -665,12 +641,10 @@ class LatentNorm(base.Trained, base.Unary):
         column = TensorLayout(local.world, (*local.layout('x').dims[:-1], ()))
         rstd = Kept(role='rstd', shape=(*local.shape('x')[:-1], 1), layout=column)
         return Ops(
-            F=Work(operator='latent_norm', reads=('x', 'gain'), writes=('y', 'rstd'), flops=5 * elements,
-                   moved=2 * size, attributes=told),
-            I={'x': Work(operator='latent_norm', reads=('dy', 'x', 'gain', 'rstd'), flops=9 * elements,
+            F=Work('latent_norm', ('x', 'gain'), ('y', 'rstd'), flops=5 * elements, moved=2 * size, attributes=told),
+            I={'x': Work('latent_norm', ('dy', 'x', 'gain', 'rstd'), flops=9 * elements,
                          moved=2 * size + full, attributes=told)},
-            W=Work(operator='latent_norm', reads=('dy', 'x', 'rstd'), flops=3 * elements, moved=2 * size,
-                   attributes=told),
+            W=Work('latent_norm', ('dy', 'x', 'rstd'), flops=3 * elements, moved=2 * size, attributes=told),
             parameters=self.parameters(()),
             kept=(rstd,),
         )  # fmt: skip
@@ -684,9 +658,7 @@ class LastFeatures(base.Sharded, base.Unary):
     """
 
     key = 'last_features'
-    written = False
     primitives = {'last_features': LAST_FEATURES}
-    unsharded = 'last dim'
 
     features: int
 
@@ -702,8 +674,8 @@ class LastFeatures(base.Sharded, base.Unary):
         """A copy; backward it is put behind zeros."""
         moved, told = 2 * local.size('y'), {'before': local.shape('x')[-1] - self.features}
         return Ops(
-            F=Work(operator='last_features', reads=('x',), writes=('y',), moved=moved, attributes=told),
-            I={'x': Work(operator='last_features', reads=('dy',), attributes=told)},
+            F=Work('last_features', ('x',), ('y',), moved=moved, attributes=told),
+            I={'x': Work('last_features', ('dy',), attributes=told)},
         )
 
 
@@ -715,9 +687,7 @@ class LatentQkv(base.Operator):
     """
 
     key = 'latent_qkv'
-    written = False
     primitives = {'latent_qkv': LATENT_QKV}
-    inputs_told = 'queries, keys and values, shared keys'
     roles = ('q', 'kv', 'k_rope')
 
     heads: Heads
@@ -749,13 +719,13 @@ class LatentQkv(base.Operator):
         size, rope = local.size('q') / heads.head_dim, self.rotation.features
         width = heads.head_dim - rope + heads.values
         return Ops(
-            F=Work(operator='latent_qkv', reads=self.roles, writes=('y',), flops=6 * turned, attributes=told),
+            F=Work('latent_qkv', self.roles, ('y',), flops=6 * turned, attributes=told),
             I={
-                'q': Work(operator='latent_qkv', reads=('dy',), flops=3 * turned, moved=2 * size * heads.head_dim,
+                'q': Work('latent_qkv', ('dy',), flops=3 * turned, moved=2 * size * heads.head_dim,
                           attributes={**told, 'of': 'q'}, suffix='.q'),
-                'kv': Work(operator='latent_qkv', reads=('dy',), moved=2 * size * width,
+                'kv': Work('latent_qkv', ('dy',), moved=2 * size * width,
                            attributes={**told, 'of': 'kv'}, suffix='.kv'),
-                'k_rope': Work(operator='latent_qkv', reads=('dy',), flops=4 * turned,
+                'k_rope': Work('latent_qkv', ('dy',), flops=4 * turned,
                                moved=size * rope + local.size('k_rope'), attributes={**told, 'of': 'k_rope'},
                                suffix='.k_rope'),
             },

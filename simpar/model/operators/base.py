@@ -106,8 +106,6 @@ class Operator(ABC):
     """Under which files have it."""
     primitives: ClassVar[Mapping[str, Primitive]]
     """By the operator of its op classes in the forward, the primitive that it is to MindSpore or to our searches."""
-    written: ClassVar[bool] = True
-    """Files can write it; else models of the library alone have it."""
     inputs_told: ClassVar[str] = 'x'
     """The inputs of its strategy, for the docs."""
     unsharded: ClassVar[str] = ''

@@ -72,10 +72,7 @@ class Route(norm.SameShape, base.Sharded, base.Unary):
     """
 
     key = 'route'
-    written = False
     primitives = {'route': ROUTE}
-    inputs_told = 'logits [batch, sequence, experts]'
-    unsharded = 'experts'
 
     routing: Routing
 
@@ -93,9 +90,8 @@ class Route(norm.SameShape, base.Sharded, base.Unary):
         own = self.parameters(local.shape('y'))
         kept = Kept(role=MAP, shape=local.shape('x'), layout=local.layout('x'), dtype='bool')
         return Ops(
-            F=Work(operator='route', reads=('x', *(one.role for one in own)), writes=('y', MAP), flops=8 * elements,
-                   attributes=told),
-            I={'x': Work(operator='route', reads=('dy', 'x', MAP), flops=10 * elements, attributes=told)},
+            F=Work('route', ('x', *(one.role for one in own)), ('y', MAP), flops=8 * elements, attributes=told),
+            I={'x': Work('route', ('dy', 'x', MAP), flops=10 * elements, attributes=told)},
             parameters=own,
             kept=(kept,),
         )  # fmt: skip
@@ -110,10 +106,7 @@ class Sinkhorn(norm.SameShape, base.Unary):
     """
 
     key = 'sinkhorn'
-    written = False
     primitives = {'sinkhorn': SINKHORN}
-    inputs_told = 'logits [batch, sequence, experts]'
-    unsharded = 'experts'
 
     def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch and sequence."""
@@ -122,7 +115,7 @@ class Sinkhorn(norm.SameShape, base.Unary):
     def ops(self, local: Local) -> Ops:
         """Two products, each written and read again for its sum."""
         elements = local.elements('y')
-        sweep = Work(operator='sinkhorn', reads=('x',), writes=('y',), flops=4 * elements, moved=24.0 * elements)
+        sweep = Work('sinkhorn', ('x',), ('y',), flops=4 * elements, moved=24.0 * elements)
         return Ops(F=sweep, I={'x': None})
 
 
@@ -135,9 +128,7 @@ class Balance(base.Operator):
     """
 
     key = 'balance'
-    written = False
     primitives = {'balance': BALANCE}
-    inputs_told = 'logits [batch, sequence, experts]'
 
     routing: Routing
     map_of: str
@@ -162,7 +153,7 @@ class Balance(base.Operator):
     def ops(self, local: Local) -> Ops:
         """No gradient comes back by it: that of the loss is made from the logits."""
         return Ops(
-            F=Work(operator='balance', reads=('x', f'={self.map_of}'), writes=('y',), flops=6 * local.elements('x'),
+            F=Work('balance', ('x', f'={self.map_of}'), ('y',), flops=6 * local.elements('x'),
                    attributes={'score': self.routing.score, **({'together': True} if self.together else {})}),
         )  # fmt: skip
 
@@ -177,10 +168,7 @@ class AuxLoss(norm.SameShape, base.Operator):
     """
 
     key = 'aux_loss'
-    written = False
     primitives = {'aux_loss': AUX_LOSS}
-    inputs_told = 'weights, logits, balance'
-    unsharded = 'experts'
     roles = ('x', 'logits', 'balance')
 
     routing: Routing
@@ -209,11 +197,11 @@ class AuxLoss(norm.SameShape, base.Operator):
                     dtype='fp32')  # fmt: skip
         elements = local.elements('x')
         return Ops(
-            F=Work(operator='aux_loss', reads=('x', 'balance'), writes=('loss', 'y'), flops=4 * self.routing.experts,
+            F=Work('aux_loss', ('x', 'balance'), ('loss', 'y'), flops=4 * self.routing.experts,
                    moved=0.0, attributes={**told, 'scale': weight}),
             I={
                 'x': None,
-                'logits': Work(operator='aux_loss', reads=('logits', 'balance'), flops=8 * elements,
+                'logits': Work('aux_loss', ('logits', 'balance'), flops=8 * elements,
                                attributes={**told, 'scale': weight * local.loss_scale * local.share('logits')}),
             },
             kept=(loss,),
@@ -271,9 +259,7 @@ class Dispatch(_Slots, base.Operator):
     """
 
     key = 'dispatch'
-    written = False
     primitives = {'dispatch': DISPATCH}
-    inputs_told = 'x, weights [batch, sequence, experts]'
     roles = ('x', 'weights')
 
     experts: int
@@ -302,8 +288,8 @@ class Dispatch(_Slots, base.Operator):
         moved = local.size('x') + local.size('y')
         elements = local.elements('y')
         return Ops(
-            F=Work(operator='dispatch', reads=('x', source), writes=('y',), moved=moved, attributes=told),
-            I={'x': Work(operator='dispatch', reads=('dy', source), flops=elements, moved=moved, attributes=told)},
+            F=Work('dispatch', ('x', source), ('y',), moved=moved, attributes=told),
+            I={'x': Work('dispatch', ('dy', source), flops=elements, moved=moved, attributes=told)},
         )
 
 
@@ -315,9 +301,7 @@ class Combine(_Slots, base.Operator):
     """
 
     key = 'combine'
-    written = False
     primitives = {'combine': COMBINE}
-    inputs_told = 'weights, results of experts'
     roles = ('weights', 'z')
 
     map_of: str
@@ -342,12 +326,11 @@ class Combine(_Slots, base.Operator):
         told, source = self.told(local, 'z'), f'={self.map_of}'
         moved, elements = local.size('z') + local.size('y'), local.elements('z')
         return Ops(
-            F=Work(operator='combine', reads=('weights', 'z', source), writes=('y',), flops=2 * elements, moved=moved,
-                   attributes=told),
+            F=Work('combine', ('weights', 'z', source), ('y',), flops=2 * elements, moved=moved, attributes=told),
             I={
-                'weights': Work(operator='combine', reads=('dy', 'z', source), flops=2 * elements, moved=moved,
+                'weights': Work('combine', ('dy', 'z', source), flops=2 * elements, moved=moved,
                                 attributes={**told, 'of': 'weights'}, suffix='.weights'),
-                'z': Work(operator='combine', reads=('dy', 'weights', source), flops=elements, moved=moved,
+                'z': Work('combine', ('dy', 'weights', source), flops=elements, moved=moved,
                           attributes={**told, 'of': 'z'}, suffix='.rows'),
             },
         )  # fmt: skip
@@ -361,9 +344,7 @@ class GroupedProduct(base.Weighted, base.Unary):
     """
 
     key = 'grouped_product'
-    written = False
     primitives = {'grouped_matmul': GROUPED_MATMUL}
-    inputs_told = 'x [batch, experts, slots, in], weight [experts, in, out]'
 
     experts: int
     outputs: Shape
@@ -401,12 +382,11 @@ class GroupedProduct(base.Weighted, base.Unary):
         # The rank that has most decides how long it takes; all ranks together do no more than all tokens need.
         flops = 2.0 * m * n * k / local.fullest('x')
         return Ops(
-            F=Work(operator='grouped_matmul', reads=('x', 'weight'), writes=('y',), flops=flops,
+            F=Work('grouped_matmul', ('x', 'weight'), ('y',), flops=flops,
                    dims={'m': m, 'n': n, 'k': k, 'groups': groups}),
-            I={'x': Work(operator='grouped_matmul', reads=('dy', 'weight'), flops=flops,
+            I={'x': Work('grouped_matmul', ('dy', 'weight'), flops=flops,
                          dims={'m': m, 'n': k, 'k': n, 'groups': groups})},
-            W=Work(operator='grouped_matmul', reads=('dy', 'x'), flops=flops,
-                   dims={'m': n, 'n': k, 'k': m, 'groups': groups}),
+            W=Work('grouped_matmul', ('dy', 'x'), flops=flops, dims={'m': n, 'n': k, 'k': m, 'groups': groups}),
             parameters=(placed,),
         )  # fmt: skip
 
@@ -416,9 +396,7 @@ class SigmoidGate(norm.SameShape, base.Operator):
     """x [batch, sequence, hidden] · sigmoid of a number of each token: the gate of shared experts (Qwen 2 MoE)."""
 
     key = 'sigmoid_gate'
-    written = False
     primitives = {'sigmoid_gate': GATE}
-    inputs_told = 'x, gate [batch, sequence, 1]'
     roles = ('x', 'gate')
 
     def axes(self, name: str, *reads: Shape) -> Rule:
@@ -432,11 +410,10 @@ class SigmoidGate(norm.SameShape, base.Operator):
         """A product an element; the gradient of the gate is a sum over features."""
         elements = local.elements('x')
         return Ops(
-            F=Work(operator='sigmoid_gate', reads=('x', 'gate'), writes=('y',), flops=elements),
+            F=Work('sigmoid_gate', ('x', 'gate'), ('y',), flops=elements),
             I={
-                'x': Work(operator='sigmoid_gate', reads=('dy', 'gate'), flops=elements, attributes={'of': 'x'},
-                          suffix='.rows'),
-                'gate': Work(operator='sigmoid_gate', reads=('dy', 'x', 'gate'), flops=2 * elements,
+                'x': Work('sigmoid_gate', ('dy', 'gate'), flops=elements, attributes={'of': 'x'}, suffix='.rows'),
+                'gate': Work('sigmoid_gate', ('dy', 'x', 'gate'), flops=2 * elements,
                              attributes={'of': 'gate'}, suffix='.gate'),
             },
         )  # fmt: skip

@@ -66,9 +66,8 @@ class Embedding(Weighted):
         # Rows are read and written once; the backward reads the sum that it adds to besides.
         moved = 2.0 * local.size('y') + local.size('tokens')
         return Ops(
-            F=Work(operator='embedding', reads=('tokens', weight.role), writes=('y',), moved=moved, attributes=told),
-            W=Work(operator='embedding', reads=('tokens', 'dy'), moved=1.5 * moved, flops=local.elements('y'),
-                   attributes=told),
+            F=Work('embedding', ('tokens', weight.role), ('y',), moved=moved, attributes=told),
+            W=Work('embedding', ('tokens', 'dy'), moved=1.5 * moved, flops=local.elements('y'), attributes=told),
             parameters=(weight.on(layout),),
         )  # fmt: skip
 
@@ -81,7 +80,6 @@ class TiedEmbedding(Embedding):
     """
 
     key = 'tied_embedding'
-    written = False
     primitives = {'embedding': GATHER}
 
     weight: str = ''
@@ -268,9 +266,7 @@ class Product(Weighted, Unary):
     """
 
     key = 'product'
-    written = False
     primitives = {'matmul': ROW_PRODUCT, 'bias': BIAS_ADD}
-    inputs_told = 'x [..., in], weight [in, out]'
     splits_result = 2
 
     outputs: Shape
@@ -346,11 +342,10 @@ def product_ops(local: Local, parameters: Sequence[Parameter], outputs: int = 1)
     m = local.elements('x') // k
     flops, told = 2.0 * m * n * k, {'outputs': outputs}
     return Ops(
-        F=Work(operator='matmul', reads=('x', *(one.role for one in placed)), writes=('y',), flops=flops,
+        F=Work('matmul', ('x', *(one.role for one in placed)), ('y',), flops=flops,
                dims={'m': m, 'n': n, 'k': k}, attributes=told),
-        I={'x': Work(operator='matmul', reads=('dy', weight.role), flops=flops,
-                     dims={'m': m, 'n': k, 'k': n}, attributes=told)},
-        W=Work(operator='matmul', reads=('dy', 'x'), flops=flops, dims={'m': n, 'n': k, 'k': m}, attributes=told),
+        I={'x': Work('matmul', ('dy', weight.role), flops=flops, dims={'m': m, 'n': k, 'k': n}, attributes=told)},
+        W=Work('matmul', ('dy', 'x'), flops=flops, dims={'m': n, 'n': k, 'k': m}, attributes=told),
         parameters=placed,
     )  # fmt: skip
 
@@ -427,11 +422,11 @@ class Conv2d(Biased):
         m = local.elements('y') // n
         flops = 2.0 * m * n * k
         return Ops(
-            F=Work(operator='conv2d', reads=('x', *(p.role for p in parameters)), writes=('y',), flops=flops,
+            F=Work('conv2d', ('x', *(p.role for p in parameters)), ('y',), flops=flops,
                    dims={'m': m, 'n': n, 'k': k}, attributes=told),
-            I={'x': Work(operator='conv2d', reads=('dy', 'weight'), flops=flops, dims={'m': m, 'n': k, 'k': n},
+            I={'x': Work('conv2d', ('dy', 'weight'), flops=flops, dims={'m': m, 'n': k, 'k': n},
                          attributes={**told, 'shape': slice_text(local, 'x')})},
-            W=Work(operator='conv2d', reads=('dy', 'x'), flops=flops, dims={'m': n, 'n': k, 'k': m},
+            W=Work('conv2d', ('dy', 'x'), flops=flops, dims={'m': n, 'n': k, 'k': m},
                    attributes={**told, 'kernel': self.kernel}),
             parameters=parameters,
         )  # fmt: skip
@@ -526,6 +521,6 @@ def _work(local: Local, one: Factor, other: Factor, result: str, suffix: str = '
     """2·m·n·k floating-point operations for each index of the leading dims."""
     rows = local.slice_shape('y' if one[0] == 'dy' else one[0])
     n, k = local.slice_shape(result)[-1], rows[-2 if one[1] else -1]
-    return Work(operator='batch_matmul', reads=(one[0], other[0]), writes=('y',) if result == 'y' else (),
+    return Work('batch_matmul', (one[0], other[0]), ('y',) if result == 'y' else (),
                 flops=2.0 * local.elements(result) * k, dims={'m': local.elements(result) // n, 'n': n, 'k': k},
                 attributes={'transpose_a': one[1], 'transpose_b': other[1]}, suffix=suffix)  # fmt: skip

@@ -100,9 +100,9 @@ class Norm(SameShape, Trained, Unary):
         forward, inputs, weights = (count * local.elements('x') for count in self.flops)
         read = ('x', *(parameter.role for parameter in parameters))
         return Ops(
-            F=Work(operator=kind, reads=read, writes=('y', *kept), flops=forward, attributes=told),
-            I={'x': Work(operator=kind, reads=('dy', 'x', 'gain', *kept), flops=inputs, attributes=told)},
-            W=Work(operator=kind, reads=('dy', 'x', *kept), flops=weights, attributes=told),
+            F=Work(kind, read, ('y', *kept), flops=forward, attributes=told),
+            I={'x': Work(kind, ('dy', 'x', 'gain', *kept), flops=inputs, attributes=told)},
+            W=Work(kind, ('dy', 'x', *kept), flops=weights, attributes=told),
             parameters=parameters,
             kept=tuple(Kept(role=name, shape=(*local.shape('x')[:-1], 1), layout=column) for name in kept),
         )
@@ -134,11 +134,8 @@ class GainNorm(Norm):
     """LayerNorm over the last dim with a gain alone (Cohere)."""
 
     key = 'gain_norm'
-    written = False
     primitives = {'gain_norm': GAIN_NORM}
     operator, kept, flops = 'gain_norm', ('mean', 'rstd'), (8, 12, 3)
-    inputs_told = 'x, gain'
-    unsharded = 'last dim'
 
     epsilon: float = EPSILON
 

@@ -96,7 +96,6 @@ class GeluTanh(Pointwise, Sharded, Unary):
     """y = x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))), the form of GPT-2 and Gemma."""
 
     key = 'gelu_tanh'
-    written = False
     primitives = {'gelu_tanh': GELU_TANH}
 
     def ops(self, local: Local) -> Ops:
@@ -109,7 +108,6 @@ class Softcap(Pointwise, Sharded, Unary):
     """y = cap · tanh(x / cap): no number is larger than the cap (Gemma 2)."""
 
     key = 'softcap'
-    written = False
     primitives = {'softcap': SOFTCAP}
 
     cap: float
@@ -178,7 +176,7 @@ class Add(Alike):
     def ops(self, local: Local) -> Ops:
         """x + z; the gradient goes to both."""
         # None: the gradient of both is that of the sum itself, so the backward has no op.
-        work = Work(operator='residual', reads=('x', 'z'), writes=('y',), flops=local.elements('y'))
+        work = Work('residual', ('x', 'z'), ('y',), flops=local.elements('y'))
         return Ops(F=work, I={'x': None, 'z': None})
 
 
@@ -197,10 +195,10 @@ class Multiply(Alike):
         """x · z; the gradient of one is a product with the other."""
         elements = local.elements('y')
         return Ops(
-            F=Work(operator='multiply', reads=('x', 'z'), writes=('y',), flops=elements),
+            F=Work('multiply', ('x', 'z'), ('y',), flops=elements),
             I={
-                'x': Work(operator='multiply', reads=('dy', 'z'), flops=elements, suffix='.left'),
-                'z': Work(operator='multiply', reads=('dy', 'x'), flops=elements, suffix='.right'),
+                'x': Work('multiply', ('dy', 'z'), flops=elements, suffix='.left'),
+                'z': Work('multiply', ('dy', 'x'), flops=elements, suffix='.right'),
             },
         )
 
@@ -273,7 +271,6 @@ SWIGLU, GEGLU, GEGLU_TANH = map(Elementwise, ('SwiGLU', 'GeGLU', 'GeGLUTanh'))
 class Gated(Sharded, Unary):
     """y = activation(gate) · up, of x whose features alternate: a gate, then what it lets through."""
 
-    inputs_told: ClassVar[str] = 'x [..., 2 × width]'
     flops: ClassVar[tuple[int, int]]
     """Operations an element of the result, forward and backward."""
 
@@ -291,8 +288,8 @@ class Gated(Sharded, Unary):
         """One op, as fused kernels do it; the backward reads x."""
         forward, backward = (count * local.elements('y') for count in self.flops)
         return Ops(
-            F=Work(operator=self.key, reads=('x',), writes=('y',), flops=forward),
-            I={'x': Work(operator=self.key, reads=('dy', 'x'), flops=backward)},
+            F=Work(self.key, ('x',), ('y',), flops=forward),
+            I={'x': Work(self.key, ('dy', 'x'), flops=backward)},
         )
 
 
@@ -301,7 +298,6 @@ class SwiGlu(Gated):
     """y = silu(gate) · up (Shazeer 2020)."""
 
     key = 'swiglu'
-    written = False
     primitives = {'swiglu': SWIGLU}
     flops = (6, 12)
 
@@ -311,7 +307,6 @@ class GeGlu(Gated):
     """y = gelu(gate) · up, with the exact gelu."""
 
     key = 'geglu'
-    written = False
     primitives = {'geglu': GEGLU}
     flops = (11, 14)
 
@@ -321,7 +316,6 @@ class GeGluTanh(Gated):
     """y = gelu_tanh(gate) · up, as Gemma has it."""
 
     key = 'geglu_tanh'
-    written = False
     primitives = {'geglu_tanh': GEGLU_TANH}
     flops = (11, 14)
 

@@ -242,10 +242,7 @@ class Concat(Sharded, Binary):
     """The features of two values of one shape, one behind the other."""
 
     key = 'concat'
-    written = False
     primitives = {'concat': CONCAT}
-    inputs_told = 'both'
-    unsharded = 'last dim'
     roles = ('x', 'z')
 
     of: Pair = ('', '')
@@ -257,11 +254,10 @@ class Concat(Sharded, Binary):
     def ops(self, local: Local) -> Ops:
         """A copy of both; each gradient is a copy of its half."""
         works = {
-            role: Work(operator='concat', reads=('dy',), moved=2.0 * local.size(role), attributes={'half': half},
-                       suffix=f'.{role}')
+            role: Work('concat', ('dy',), moved=2.0 * local.size(role), attributes={'half': half}, suffix=f'.{role}')
             for half, role in enumerate(self.roles)
         }  # fmt: skip
-        return Ops(F=Work(operator='concat', reads=self.roles, writes=('y',)), I={**works})
+        return Ops(F=Work('concat', self.roles, ('y',)), I={**works})
 
 
 # Sums and means.
@@ -340,8 +336,8 @@ class Reduce(Sharded, Unary):
             # The full count, not that of a slice: where a reduced dim is split, partial means must add up.
             told['count'] = prod(local.shape('x')[dim] for dim in dims)
         return Ops(
-            F=Work(operator=kind, reads=('x',), writes=('y',), flops=local.elements('x'), attributes=told),
-            I={'x': Work(operator=kind, reads=('dy',), flops=local.elements('y'),
+            F=Work(kind, ('x',), ('y',), flops=local.elements('x'), attributes=told),
+            I={'x': Work(kind, ('dy',), flops=local.elements('y'),
                          attributes={**told, 'shape': slice_text(local, 'x')})},
         )  # fmt: skip
 

@@ -40,10 +40,7 @@ class Position(norm.SameShape, base.Trained):
     """
 
     key = 'position'
-    written = False
     primitives = {'position': POSITION}
-    inputs_told = 'x, weight [sequence, hidden]'
-    unsharded = 'last dim, and the weight'
 
     rows: int = 0
     documents: tuple[int, ...] = ()
@@ -66,9 +63,9 @@ class Position(norm.SameShape, base.Trained):
         # Only where the sequence is split must a rank know which rows of the weight are its own.
         told: Attributes = {**placed(local, local.layout('x'), 1), **told_of(self.documents)}
         return Ops(
-            F=Work(operator='position', reads=('x', 'weight'), writes=('y',), flops=elements, attributes=told),
+            F=Work('position', ('x', 'weight'), ('y',), flops=elements, attributes=told),
             I={'x': None},
-            W=Work(operator='position', reads=('dy',), flops=elements, attributes=told),
+            W=Work('position', ('dy',), flops=elements, attributes=told),
             parameters=self.parameters(local.shape('x')),
         )
 
@@ -81,9 +78,7 @@ class Dropout(norm.SameShape):
     """
 
     key = 'dropout'
-    written = False
     primitives = {'dropout': DROPOUT}
-    inputs_told = 'x, keys [batch]'
     roles = ('x', 'keys')
 
     probability: float
@@ -95,10 +90,9 @@ class Dropout(norm.SameShape):
         # Named after its site, which it is drawn for, not after this operator.
         mask = Kept(role=f'={self.site}.mask', shape=local.shape('x'), layout=local.layout('x'), dtype='bool')
         return Ops(
-            F=Work(operator='dropout', reads=('x', 'keys'), writes=('y', mask.role), flops=flops,
+            F=Work('dropout', ('x', 'keys'), ('y', mask.role), flops=flops,
                    attributes=dropped(local, self.probability, self.site, local.layout('x'))),
-            I={'x': Work(operator='dropout', reads=('dy', mask.role), flops=flops,
-                         attributes={'dropout': self.probability})},
+            I={'x': Work('dropout', ('dy', mask.role), flops=flops, attributes={'dropout': self.probability})},
             kept=(mask,),
         )  # fmt: skip
 
@@ -111,10 +105,7 @@ class Residual(norm.SameShape, base.Trained):
     """
 
     key = 'residual'
-    written = False
     primitives = {'residual': pointwise.ADD}
-    inputs_told = 'both, keys [batch]'
-    unsharded = 'last dim, where there is a bias'
     roles = ('x', 'z', 'keys')
 
     bias_of: str = ''
@@ -142,15 +133,15 @@ class Residual(norm.SameShape, base.Trained):
         roles = tuple(parameter.role for parameter in parameters)
         flops = elements * (1 + len(parameters) + 2 * bool(self.dropout))
         # The bias sums what comes behind the mask: ``dz``, not ``dy``.
-        w = Work(operator='residual', reads=('dz',), flops=elements) if parameters else None
+        w = Work('residual', ('dz',), flops=elements) if parameters else None
         if not self.dropout:
-            forward = Work(operator='residual', reads=('x', 'z', *roles), writes=('y',), flops=flops)
+            forward = Work('residual', ('x', 'z', *roles), ('y',), flops=flops)
             return Ops(F=forward, I={'x': None, 'z': None}, W=w, parameters=parameters)
         mask = Kept(role='mask', shape=x, layout=local.layout('x'), dtype='bool')
         return Ops(
-            F=Work(operator='residual', reads=('x', 'z', *roles, 'keys'), writes=('y', 'mask'), flops=flops,
+            F=Work('residual', ('x', 'z', *roles, 'keys'), ('y', 'mask'), flops=flops,
                    attributes=dropped(local, self.dropout, local.name, local.layout('x'))),
-            I={'x': None, 'z': Work(operator='residual', reads=('dy', 'mask'), flops=2 * elements,
+            I={'x': None, 'z': Work('residual', ('dy', 'mask'), flops=2 * elements,
                                     attributes={'dropout': self.dropout})},
             W=w,
             parameters=parameters,
@@ -166,9 +157,7 @@ class Bias(norm.SameShape, base.Trained):
     """
 
     key = 'bias'
-    written = False
     primitives = {'bias': linear.BIAS_ADD}
-    inputs_told = 'x, bias'
 
     product: str
     bias_shape: Shape
@@ -185,9 +174,9 @@ class Bias(norm.SameShape, base.Trained):
         layout = TensorLayout(local.world, (axes, *((),) * (len(self.bias_shape) - 1)))
         (bias,) = self.parameters(local.shape('x'))
         return Ops(
-            F=Work(operator='bias', reads=('x', bias.role), writes=('y',), flops=elements),
+            F=Work('bias', ('x', bias.role), ('y',), flops=elements),
             I={'x': None},
-            W=Work(operator='bias', reads=('dy',), flops=elements),
+            W=Work('bias', ('dy',), flops=elements),
             parameters=(bias.on(layout),),
         )
 

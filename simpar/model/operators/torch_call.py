@@ -91,10 +91,7 @@ class TorchCall(OfModule, base.Sharded):
     """A call of aten as torch.export gives it; torch runs it forward, and its derivative backward."""
 
     key = 'torch_call'
-    written = False
     primitives = {'aten': ATEN, 'aten_view': ATEN_VIEW, 'aten_product': ATEN_PRODUCT, 'aten_attention': ATEN_ATTENTION}
-    inputs_told = 'all that it reads, then its weights and constants'
-    unsharded = 'what its row in the table of modules says'
     roles = tuple(f'x{place}' for place in range(MOST_READS))
 
     spec: AtenSpec
@@ -148,17 +145,16 @@ class TorchCall(OfModule, base.Sharded):
         back = {
             role: None
             if place in spec.same
-            else Work(operator=name, reads=('dy', *self._saved(place, reads), *held), flops=flops, dims=dims,
+            else Work(name, ('dy', *self._saved(place, reads), *held), flops=flops, dims=dims,
                       moved=0.0 if view else None,
                       suffix=f'.{place}' if count > 1 else '',
                       attributes={**told, 'of': place, 'saved': ' '.join(map(str, self._places(place)))})
             for place, role in enumerate(reads)
         }  # fmt: skip
         return Ops(
-            F=Work(operator=name, reads=(*reads, *held), writes=('y',), flops=flops, dims=dims, attributes=told,
-                   moved=0.0 if view else None),
+            F=Work(name, (*reads, *held), ('y',), flops=flops, dims=dims, attributes=told, moved=0.0 if view else None),
             I=back,
-            W=Work(operator=name, reads=('dy', *reads, *held), flops=flops, dims=dims,
+            W=Work(name, ('dy', *reads, *held), flops=flops, dims=dims,
                    attributes={**told, 'of': -1, 'saved': ' '.join(map(str, range(count)))}) if weights else None,
             parameters=weights,
             constants=constants,
@@ -201,7 +197,6 @@ class ModuleLinear(OfModule, linear.Product):
     """A product of a module's weight, [outputs, inputs] or, ``transposed``, [inputs, outputs]."""
 
     key = 'module_linear'
-    written = False
     primitives = {'matmul': linear.ROW_PRODUCT, 'bias': linear.BIAS_ADD}
 
     transposed: bool = False
@@ -241,7 +236,6 @@ class ModuleEmbedding(OfModule, linear.TiedEmbedding):
     """Rows of a module's table; the row ``padding`` is not trained."""
 
     key = 'module_embedding'
-    written = False
     primitives = {'embedding': linear.GATHER}
 
     padding: int = -1
