@@ -24,7 +24,7 @@ from simpar.exporting.export import TARGETS, Export, Unsaid, different, export, 
 from simpar.exporting.onto import onto
 from simpar.exporting.settings import Values, values_of
 from simpar.importing.mapping import schedule_text
-from simpar.importing.mindspore_lines import plan_of
+from simpar.importing.mindspore import plan_of
 from simpar.schedule import Schedule, load_schedule, written
 from tests.drawn_further import OPTIONS, with_further
 from tests.drawn_plans import DRAWN

@@ -15,7 +15,7 @@ from simpar.exporting.export import TARGETS, export, reimported
 from simpar.exporting.onto import onto
 from simpar.exporting.settings import values_of
 from simpar.importing.mapping import schedule_text
-from simpar.importing.mindspore_lines import plan_of
+from simpar.importing.mindspore import plan_of
 from simpar.importing.read import imported
 from tests.prove_round_trip import Plan, returned
 

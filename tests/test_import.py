@@ -11,7 +11,7 @@ from launch_sources import FOLDER, MODEL, SOURCES, given_beside, model_beside
 from tables import load_table
 
 from simpar import cli, load_case, load_profile
-from simpar.huggingface.models import MODELS
+from simpar.huggingface.families import MODELS
 from simpar.importing import accelerate, deepspeed, megatron, mindformers, mindspeed, mixtures, torchtitan
 from simpar.importing.findings import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
 from simpar.importing.first import first_schedules

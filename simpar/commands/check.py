@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from simpar import keys, listing, metrics
 from simpar.case import Case
-from simpar.commands.answers import print_json
-from simpar.commands.common import case_waited_for, executor_flags, start, waiting
+from simpar.commands import answers, common
 from simpar.program import BYTES
 from simpar.units import format_size
 
@@ -31,8 +30,8 @@ MOST_STREAMS: Final = 128
 
 def check_command(options: argparse.Namespace) -> int:
     """Print what the program is; with ``--numerics`` train it in process, with ``--fake`` issue it without devices."""
-    case = case_waited_for(options)
-    with waiting('checking'):
+    case = common.case_waited_for(options)
+    with common.waiting('checking'):
         answer = to_dict(case)
     if options.program:
         from simpar.files import write_atomically
@@ -47,7 +46,7 @@ def check_command(options: argparse.Namespace) -> int:
     verb = 'numerics' if options.numerics else 'dry-run' if options.fake else ''
     # With a verb of its own the executor prints the one JSON object.
     if options.json and not verb:
-        print_json(answer)
+        answers.print_json(answer)
         return 0
     if not options.json:
         sys.stdout.write(render(answer))
@@ -55,7 +54,7 @@ def check_command(options: argparse.Namespace) -> int:
         # The executor writes to the same terminal; unflushed lines would come after its own.
         sys.stdout.flush()
         flags = [*(['--json'] if options.json else []), *(['--device', options.device] if options.device else [])]
-        return start(verb, options.file, options.set, [*flags, *executor_flags(options)])
+        return common.start(verb, options.file, options.set, [*flags, *common.executor_flags(options)])
     return 0
 
 

@@ -135,18 +135,14 @@ _RECENT: Final = 64
 """Rows of which the pace is taken: those in processes come faster than the first, which are predicted before."""
 
 
-def _is_terminal() -> bool:
-    """Whether a line on standard error can be written over."""
-    return sys.stderr.isatty() and os.environ.get('TERM') != 'dumb'
-
-
 class Line:
     """A line on standard error that is written over, and gone in the end; without a terminal lines stay."""
 
     def __init__(self) -> None:
-        self._shown = _is_terminal()
+        # Whether it can be written over.
+        self.is_shown = sys.stderr.isatty() and os.environ.get('TERM') != 'dumb'
         # Without a terminal what is quick says nothing.
-        self._told = 0.0 if self._shown else monotonic()
+        self._told = 0.0 if self.is_shown else monotonic()
         self._width = 0
 
     def __enter__(self) -> Self:
@@ -155,7 +151,7 @@ class Line:
     def say(self, text: str, now: float) -> None:
         """Write the line anew, at a time."""
         self._told = now
-        if not self._shown:
+        if not self.is_shown:
             print(text, file=sys.stderr, flush=True)
             return
         # Blanks, so that nothing stays of a longer line before.
@@ -168,7 +164,7 @@ class Line:
         print(f'Note: {text}', file=sys.stderr, flush=True)
 
     def _clear(self) -> None:
-        if self._shown:
+        if self._width:
             print('\r\x1b[K', end='', file=sys.stderr, flush=True)
             self._width = 0
 
@@ -196,7 +192,7 @@ class Progress(Line):
         now = monotonic()
         self._recent.append((now, done))
         # The last line is left out, for it would be cleared at once.
-        if done < of and now >= self._silent_until and now - self._told >= (_OFTEN if self._shown else _SELDOM):
+        if done < of and now >= self._silent_until and now - self._told >= (_OFTEN if self.is_shown else _SELDOM):
             self.say(f'{done} of {of} {self._what}{self._left()}', now)
 
     def _left(self) -> str:
@@ -229,7 +225,7 @@ def waiting(what: str, *, after: float = SHORT) -> Iterator[Waiting]:
     """Tell from ``after`` seconds on that the body still works; on a terminal the line is gone in the end."""
     told, done = Waiting(what), Event()
     # A thread, since the work itself has no place to tell it from. It sleeps, and never touches the work.
-    teller = Thread(target=_tell, args=(told, done, _is_terminal(), after), daemon=True)
+    teller = Thread(target=_tell, args=(told, done, after), daemon=True)
     teller.start()
     try:
         yield told
@@ -238,14 +234,11 @@ def waiting(what: str, *, after: float = SHORT) -> Iterator[Waiting]:
         teller.join()
 
 
-def _tell(told: Waiting, done: Event, terminal: bool, after: float) -> None:
+def _tell(told: Waiting, done: Event, after: float) -> None:
     began = monotonic()
-    shown = False
-    # Without a terminal lines stay, and what is quick says nothing, as of other progress.
-    pause = after if terminal else _SELDOM / SHORT * after
-    while not done.wait(pause):
-        text = told.text(monotonic() - began)
-        print(f'\r{text}\x1b[K' if terminal else text, end='' if terminal else '\n', file=sys.stderr, flush=True)
-        shown, pause = True, _ALIVE if terminal else _SELDOM
-    if shown and terminal:
-        print('\r\x1b[K', end='', file=sys.stderr, flush=True)
+    with Line() as line:
+        # Without a terminal lines stay, and what is quick says nothing, as of other progress.
+        pause = after if line.is_shown else _SELDOM / SHORT * after
+        while not done.wait(pause):
+            line.say(told.text(monotonic() - began), monotonic())
+            pause = _ALIVE if line.is_shown else _SELDOM

@@ -7,10 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from simpar import errors, files
 from simpar.commands.answers import print_json
-from simpar.errors import refusal
 from simpar.exporting import export, onto, settings
-from simpar.files import unwritable, write_atomically
 from simpar.schedule import load_schedule
 
 
@@ -34,7 +33,7 @@ def export_command(options: argparse.Namespace) -> int:
         return 0
     edited = onto.onto(schedule, options.to, options.onto, given=given)
     target = options.output or options.onto
-    write_atomically(target, edited.text)
+    files.write_atomically(target, edited.text)
     if options.json:
         unsaid = [asdict(one) for one in edited.unsaid]
         print_json(
@@ -50,18 +49,18 @@ def export_target(text: str) -> tuple[settings.Target, Path]:
     """The framework and the path of ``megatron=run.sh``. Raises ``ScheduleError``."""
     to, sign, path = text.partition('=')
     if not sign or not path:
-        raise refusal('--export', f'no framework and path (got {text[:60]!r})', 'write megatron=run.sh')
-    if what := unwritable(Path(path)):
-        raise refusal('--export', f'{what} (got {path})', 'name another path')
+        raise errors.refusal('--export', f'no framework and path (got {text[:60]!r})', 'write megatron=run.sh')
+    if what := files.unwritable(Path(path)):
+        raise errors.refusal('--export', f'{what} (got {path})', 'name another path')
     return export.target_of(to), Path(path)
 
 
 def write_export(made: export.Export, path: Path) -> list[Path]:
     """Write a file, and those that stand beside it; their paths."""
-    write_atomically(path, made.text)
+    files.write_atomically(path, made.text)
     beside = [path.parent / name for name in made.beside]
     for one, text in zip(beside, made.beside.values(), strict=True):
-        write_atomically(one, text)
+        files.write_atomically(one, text)
     return [path, *beside]
 
 
@@ -86,6 +85,6 @@ def _given(words: list[str]) -> Mapping[str, str]:
     for word in words:
         name, sign, value = word.partition('=')
         if not sign or not name.strip():
-            raise refusal(f'--given {word[:60]}', 'not a name and a value', 'write e.g. --given NNODES=8')
+            raise errors.refusal(f'--given {word[:60]}', 'not a name and a value', 'write e.g. --given NNODES=8')
         given[name.strip()] = value
     return given

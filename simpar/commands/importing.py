@@ -23,7 +23,7 @@ from simpar.cost import compute, price
 from simpar.document import override, tree
 from simpar.errors import Infeasible, Problem, ScheduleError, refusal, refuse
 from simpar.files import write_atomically
-from simpar.huggingface.models import MODELS
+from simpar.huggingface.families import MODELS
 from simpar.importing import findings, mapping, read
 from simpar.importing.first import NONE, Degrees, First, Question, Step, compared, first_schedules, questions
 from simpar.recording.join import Join, Joined, named, program_key

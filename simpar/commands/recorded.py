@@ -6,11 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from simpar import chakra, profiles, recording, shipped, size, units
-from simpar.calibrate import Calibration, calibrate, figures, load_record, require_profile_path, write_profile
-from simpar.commands.answers import print_answer
-from simpar.commands.common import Progress, need_torch, waiting
-from simpar.errors import refusal
+from simpar import calibrate, chakra, errors, profiles, recording, shipped, size, units
+from simpar.commands import answers, common
 from simpar.recording import replay as recording_text
 from simpar.validate import memory, run
 from simpar.validate.rows import other_files, read_rows
@@ -22,10 +19,10 @@ BENCH = (sys.executable, '-m', 'executor.bench')
 def calibrate_command(options: argparse.Namespace) -> int:
     """Measure, write the profile and its tables, and say what was not measured well."""
     # Before minutes of measuring.
-    require_profile_path(options.output)
+    calibrate.require_profile_path(options.output)
     if options.ranks < 2:
-        raise refusal('--ranks', 'a profile needs collectives', 'write 2 or more')
-    need_torch()
+        raise errors.refusal('--ranks', 'a profile needs collectives', 'write 2 or more')
+    common.need_torch()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / 'bench.json'
         flags = ['--ranks', str(options.ranks), '--net', options.net, '--compute', options.compute]
@@ -36,15 +33,15 @@ def calibrate_command(options: argparse.Namespace) -> int:
         code = subprocess.run([*BENCH, *flags, *(['--quick'] if options.quick else [])], check=False).returncode
         if code:
             return code
-        found = calibrate(load_record(file))
-    written = write_profile(options.output, found)
+        found = calibrate.calibrate(calibrate.load_record(file))
+    written = calibrate.write_profile(options.output, found)
     # Read back at once: a profile that cannot be used should fail here, not in the next run.
     profiles.load_profile(options.output)
-    print_answer(options, lambda: profile_to_dict(found, written), lambda: render_profile(found, written))
+    answers.print_answer(options, lambda: profile_to_dict(found, written), lambda: render_profile(found, written))
     return 0
 
 
-def profile_to_dict(found: Calibration, written: list[Path]) -> dict[str, object]:
+def profile_to_dict(found: calibrate.Calibration, written: list[Path]) -> dict[str, object]:
     """The answer as one object; times in seconds, rates in bytes and operations a second."""
     return {
         'profile': str(written[0]),
@@ -63,7 +60,7 @@ def profile_to_dict(found: Calibration, written: list[Path]) -> dict[str, object
     }
 
 
-def render_profile(found: Calibration, written: list[Path]) -> str:
+def render_profile(found: calibrate.Calibration, written: list[Path]) -> str:
     """The answer for a person."""
     value = {key: number.value for key, number in found.numbers.items()}
     emulated = found.record.compute == 'emulated'
@@ -73,7 +70,7 @@ def render_profile(found: Calibration, written: list[Path]) -> str:
     compute = ', emulated compute' if emulated else ''
     lines = [
         f'{found.record.ranks} ranks of a {found.record.machine}, network {found.record.net}{compute}',
-        *([] if emulated else _computing(value, figures.peak_of(found.record))),
+        *([] if emulated else _computing(value, calibrate.figures.peak_of(found.record))),
         f'  network          {units.format_rate(value["links.bandwidth"])}, {alpha}',
         f'  spread           {_spread(found)}',
         *([] if emulated else [_beside(value)]),
@@ -92,7 +89,7 @@ def _computing(value: dict[str, float], peak: str) -> list[str]:
     ]
 
 
-def _spread(found: Calibration) -> str:
+def _spread(found: calibrate.Calibration) -> str:
     return ', '.join(f'{kind} {table.spread:.1%}' for kind, table in found.tables.items()) + ' (median of the CVs)'
 
 
@@ -108,7 +105,7 @@ def validate_command(options: argparse.Namespace) -> int:
     rows = read_rows(options.data or shipped.measured_folder(), options.only or '')
     if options.data and not options.only:
         _tell_others(options.data)
-    with Progress() as progress:
+    with common.Progress() as progress:
         found = run.answers(run.outcomes(rows, options.jobs, progress, size.parse_limit(options.limit)))
     if options.plot:
         from simpar.plot import write_figure
@@ -116,7 +113,7 @@ def validate_command(options: argparse.Namespace) -> int:
 
         write_figure(options.plot, scatter(found))
     wrote = f'wrote {options.plot}\n' if options.plot else ''
-    print_answer(options, lambda: to_dict(found), lambda: render(found) + wrote)
+    answers.print_answer(options, lambda: to_dict(found), lambda: render(found) + wrote)
     return 0
 
 
@@ -130,9 +127,9 @@ def _memory(options: argparse.Namespace) -> int:
     """The same of bytes."""
     without = memory.known_facts(name.strip() for name in options.without.split(',') if name.strip())
     rows = read_rows(options.data or shipped.measured_folder() / 'memory', options.only or '')
-    with Progress() as progress:
+    with common.Progress() as progress:
         pairs, skipped = memory.memory_pairs(rows, without, progress)
-    print_answer(options, lambda: memory_to_dict(pairs, skipped), lambda: render_memory(pairs, skipped))
+    answers.print_answer(options, lambda: memory_to_dict(pairs, skipped), lambda: render_memory(pairs, skipped))
     return 0
 
 
@@ -141,15 +138,15 @@ def replay_command(options: argparse.Namespace) -> int:
     if chakra.is_chakra(options.file):
         return _chakra(options)
     if options.cluster:
-        raise refusal('--cluster', 'recorded ops have durations', 'leave it out')
+        raise errors.refusal('--cluster', 'recorded ops have durations', 'leave it out')
     if options.file.is_dir():
         what = 'a folder without Chakra traces, NAME.RANK.et'
-        raise refusal(options.file, what, 'name a file of recorded ops, or another folder')
+        raise errors.refusal(options.file, what, 'name a file of recorded ops, or another folder')
     job = recording.read_job(options.file)
     scale = recording.chosen_ops(job, options.scale)
-    with Progress() as progress:
+    with common.Progress() as progress:
         found = recording.straggling(job, scale, progress)
-    print_answer(options, lambda: recording_text.to_dict(found), lambda: recording_text.render(found))
+    answers.print_answer(options, lambda: recording_text.to_dict(found), lambda: recording_text.render(found))
     return 0
 
 
@@ -158,12 +155,12 @@ def _chakra(options: argparse.Namespace) -> int:
     from simpar.chakra import render, replayed, to_dict
 
     if options.scale:
-        raise refusal('--scale', 'it knows no ops of Chakra traces', 'leave it out')
+        raise errors.refusal('--scale', 'it knows no ops of Chakra traces', 'leave it out')
     profile = profiles.profile_of_flag(options.cluster, '--cluster') if options.cluster else None
-    with waiting('replaying Chakra traces'):
+    with common.waiting('replaying Chakra traces'):
         found = replayed(options.file, profile)
     if found.silent:
         what = f'{found.silent:,} messages and collectives have no duration'
-        raise refusal(options.file, what, 'name the devices that price them, --cluster PROFILE')
-    print_answer(options, lambda: to_dict(found), lambda: render(found))
+        raise errors.refusal(options.file, what, 'name the devices that price them, --cluster PROFILE')
+    answers.print_answer(options, lambda: to_dict(found), lambda: render(found))
     return 0

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from simpar import errors, files, pipeline, plans, predict, profiles
+from simpar import errors, files, lower, pipeline, plans, predict, profiles
 from simpar.case import Case, check_memory, memory_notes, on_net, written_out
 from simpar.commands import answers, common
 from simpar.cost.price import price
 from simpar.engine import loop, simulate
-from simpar.lower import lower
 from simpar.memory import memory
 from simpar.throughput import Budget, parse_budget, run_line, run_to_dict, training_run
 from simpar.workload import Transformer, Workload
@@ -207,7 +206,7 @@ def warmup_command(options: argparse.Namespace) -> int:
 
     begun = time.monotonic()
     workload = Workload(model=Transformer(layers=8, hidden=64, heads=4, vocab=64, sequence=32), batch=128)
-    program = lower(workload, plans.Plan(tensor=2, pipeline=2, data=2, micro_batches=64), 8)
+    program = lower.lower(workload, plans.Plan(tensor=2, pipeline=2, data=2, micro_batches=64), 8)
     _ = memory(simulate(program, price(program, profiles.cluster(profiles.load_profile('h100-sxm-8'))))).peak
     pipeline.automatic_order(2, pipeline.StageTimes.uniform(2, 1.0, 1.0, 1.0), 2)
     seconds = time.monotonic() - begun

@@ -200,7 +200,7 @@ class _Best(common.Line):
 
     def __call__(self, answer: Answer) -> None:
         now = monotonic()
-        if not self._shown or now - self._told < _OFTEN:
+        if not self.is_shown or now - self._told < _OFTEN:
             return
         best = f'best {units.format_time(answer.best.step)}, gap {answer.gap:.1%}' if answer.best else 'no plan yet'
         self.say(f'{best}; {len(answer.ranking) + answer.infeasible} predicted, {answer.nodes} nodes', now)

@@ -11,9 +11,8 @@ import textwrap
 import webbrowser
 from typing import Final
 
-from simpar import files, schedule, shipped
+from simpar import errors, files, schedule, shipped
 from simpar.commands.parser import VERBS, words_of
-from simpar.errors import refusal
 from simpar.hardware.profile import figures_of
 from simpar.profiles import load_profile, profile_names, profile_of_flag
 
@@ -75,10 +74,10 @@ def show_command(options: argparse.Namespace) -> int:
     try:
         text = files.read_regular(options.page, MOST_BYTES)[:200]
     except OSError as error:
-        raise refusal(options.page, error.strerror or str(error), 'name a page') from None
+        raise errors.refusal(options.page, error.strerror or str(error), 'name a page') from None
     if not text.lstrip().lower().startswith(b'<!doctype html'):
         remedy = 'write one with `simpar run FILE --html PAGE.html`'
-        raise refusal(options.page, 'not a page', remedy)
+        raise errors.refusal(options.page, 'not a page', remedy)
     address = options.page.resolve().as_uri()
     opened = webbrowser.open(address)
     print(f'opened {address}' if opened else f'no browser was found here; open {address} in one')

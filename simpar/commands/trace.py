@@ -8,9 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from simpar import errors, files
 from simpar.commands.answers import print_answer
-from simpar.errors import refusal
-from simpar.files import write_atomically
 from simpar.traces import Culprit, Figures, Kernels, RankTrace, Waits, culprit_of, read_traces, step_figures, waits_of
 from simpar.traces.blame import LEAST, Cause
 from simpar.traces.flight import FLIGHT, Stuck, stuck_of
@@ -56,10 +55,10 @@ def _write_page(path: Path, traces: Sequence[RankTrace]) -> None:
     from simpar.page import ranks_page
 
     if not any(trace.on_device for trace in traces):
-        raise refusal('--html', 'no kernel of a device was recorded', 'leave it out')
+        raise errors.refusal('--html', 'no kernel of a device was recorded', 'leave it out')
     culprit = culprit_of(traces)
     said = sentence_of(traces, culprit, waits_of(traces), _steps(traces))
-    write_atomically(path, ranks_page(traces, f'{said[0].upper()}{said[1:]}.', culprit.ranks if culprit else ()))
+    files.write_atomically(path, ranks_page(traces, f'{said[0].upper()}{said[1:]}.', culprit.ranks if culprit else ()))
 
 
 def _steps(traces: Sequence[RankTrace]) -> list[list[tuple[str, Figures]]]:
@@ -96,7 +95,7 @@ def _of_schedule(options: argparse.Namespace, traces: Sequence[RankTrace]) -> Wh
     found = joined(case.program, traces)
     if not found.lines or not found.step:
         what = f'holds no whole step with ops of {options.schedule}'
-        raise refusal(options.recording, what, 'record steps with record_shapes=True; check the batch')
+        raise errors.refusal(options.recording, what, 'record steps with record_shapes=True; check the batch')
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'recorded.yaml'
         write_measured(path, case.schedule.cluster.profile, found, 'recorded ops', str(case.workload.precision))
@@ -112,7 +111,7 @@ def _names(pattern: str | None) -> re.Pattern[str] | None:
         return re.compile(pattern) if pattern else None
     except re.error as error:
         what = f'is no regular expression: {error} (got {pattern!r})'
-        raise refusal('--communication', what, "write e.g. 'my_all_gather|my_dispatch'") from None
+        raise errors.refusal('--communication', what, "write e.g. 'my_all_gather|my_dispatch'") from None
 
 
 def sentence_of(

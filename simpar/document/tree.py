@@ -333,15 +333,13 @@ class _Growing:
     def fault(self, line: int, key: Key, fault: Fault) -> None:
         self.problems.append(Problem(key, *fault).at(f'{self.name}:{line}'))
 
-    def tree(self, root: Any) -> Tree:
-        return Tree(root=root, origins=self.origins, problems=tuple(self.problems), refused=frozenset(self.refused))
-
 
 def parse(text: str, name: str) -> Tree:
     """The tree of a text; ``name`` stands before each line number. Raises `Unreadable`."""
-    growing = _Growing(name)
-    node = compose(text)
-    return growing.tree(growing.value(node, (), node.line))
+    growing, node = _Growing(name), compose(text)
+    root = growing.value(node, (), node.line)
+    problems, refused = tuple(growing.problems), frozenset(growing.refused)
+    return Tree(root=root, origins=growing.origins, problems=problems, refused=refused)
 
 
 def is_path(source: Source) -> TypeGuard[str | os.PathLike[str]]:

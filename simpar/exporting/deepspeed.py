@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import yaml
 
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import refusal
 from simpar.exporting.settings import Said, T, Values, bytes_of, need_transformer, plain, spoken
-from simpar.huggingface.models import FLAVOURS, Sizes
+from simpar.huggingface.families import FLAVOURS, Sizes
 from simpar.importing.torchtitan import TORCHTITAN
 
 _Z: Final = 'zero_optimization'
@@ -149,8 +149,7 @@ def torchtitan_keys(values: Values) -> list[Said]:
     for setting in ('training.seq_len', 'training.max_norm', 'training.mixed_precision_param',
                     'training.mixed_precision_reduce', 'optimizer.name', 'optimizer.lr', 'optimizer.eps',
                     'optimizer.beta1', 'optimizer.beta2', 'optimizer.weight_decay'):  # fmt: skip
-        one = spoken(TORCHTITAN.table.rows[setting], values)
-        said += [one] if one is not None else []
+        said += filter(None, [spoken(TORCHTITAN.table.rows[setting], values)])
     rules = (_titan_batch, _titan_degrees, _titan_order, _titan_recompute)
     return [*said, *(one for rule in rules for one in rule(values))]
 
@@ -162,7 +161,7 @@ def _flavour(values: Values) -> tuple[str, str]:
         if _has(values, sizes):
             return name, size
     names = ', '.join(f'{name} {size}' for name, size, _ in known)
-    raise ScheduleError(Problem('workload', 'no flavour of torchtitan has these sizes', f'known are {names}'))
+    raise refusal('workload', 'no flavour of torchtitan has these sizes', f'known are {names}')
 
 
 def _has(values: Values, sizes: Sizes, at: str = '') -> bool:
@@ -203,8 +202,7 @@ def _titan_degrees(values: Values) -> Iterator[Said]:
     if values.plan('tensor') > 1 and values.plan('tiles') > 1:
         yield Said(f'{_P}.enable_async_tensor_parallel', True, ('plan.tiles',))
     if values.plan('context') > 1:
-        row = spoken(TORCHTITAN.table.rows[f'{_P}.context_parallel_rotate_method'], values)
-        yield from [row] if row is not None else []
+        yield from filter(None, [spoken(TORCHTITAN.table.rows[f'{_P}.context_parallel_rotate_method'], values)])
     if values.plan('expert') > 1:
         yield Said(f'{_P}.expert_parallel_degree', values.plan('expert'), ('plan.expert',))
 
@@ -213,11 +211,8 @@ def _titan_order(values: Values) -> Iterator[Said]:
     """The schedule of a pipeline, in torch's spelling."""
     if values.plan('pipeline') < 2:
         return
-    words = {
-        '1f1b': '1F1B', 'gpipe': 'GPipe', 'interleaved-1f1b': 'Interleaved1F1B', 'looped-bfs': 'LoopedBFS',
-        'interleaved-zero-bubble': 'InterleavedZeroBubble', 'zb-v': 'ZBVZeroBubble', 'dualpipe-v': 'DualPipeV',
-    }  # fmt: skip
-    yield Said(f'{_P}.pipeline_parallel_schedule', words.get(values.plan('order'), '1F1B'), ('plan.order',))
+    order = spoken(TORCHTITAN.table.rows[f'{_P}.pipeline_parallel_schedule'], values)
+    yield order or Said(f'{_P}.pipeline_parallel_schedule', '1F1B', ('plan.order',))
     chunks, layers = values.plan('chunks') or 1, values.model('layers')
     if chunks > 2 and layers % (values.plan('pipeline') * chunks) == 0:
         each = layers // (values.plan('pipeline') * chunks)

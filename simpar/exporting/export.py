@@ -4,59 +4,34 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import yaml
 
+from simpar import errors, files, plans, profiles, schedule
 from simpar.case import Case
-from simpar.errors import Problem, ScheduleError
+from simpar.exporting import megatron, mindspore
 from simpar.exporting.deepspeed import accelerate_keys, deepspeed_keys, json_text, toml_text, torchtitan_keys, yaml_text
-from simpar.exporting.megatron import megatron_flags, mindspeed_flags, script
 from simpar.exporting.mindformers import mindformers_keys, speed_up
-from simpar.exporting.mindspore import mindspore_lines, mindspore_text, tuples
 from simpar.exporting.settings import FOLDER, Said, Target, Values, bytes_of, values_of
-from simpar.files import read_csv
-from simpar.importing.accelerate import ACCELERATE
-from simpar.importing.deepspeed import DEEPSPEED
-from simpar.importing.mapping import Import, schedule_text
+from simpar.importing import accelerate, deepspeed, mapping, read, torchtitan
 from simpar.importing.megatron import MEGATRON
 from simpar.importing.mindformers import MINDFORMERS
 from simpar.importing.mindspeed import MINDSPEED
-from simpar.importing.mindspore_lines import plan_of
-from simpar.importing.read import imported
-from simpar.importing.torchtitan import TORCHTITAN
-from simpar.plans import Plan
-from simpar.profiles import stack_folder
-from simpar.schedule import Schedule, load_schedule
+from simpar.importing.mindspore import plan_of
 
 _ALL: Final = (
-    Target(name='megatron', title='Megatron-LM', source=MEGATRON, settings=megatron_flags, text=script, suffix='.sh'),
-    Target(
-        name='mindspeed', title='MindSpeed-LLM', source=MINDSPEED, settings=mindspeed_flags, text=script, suffix='.sh',
-    ),
-    Target(
-        name='mindformers', title='MindFormers', source=MINDFORMERS, settings=mindformers_keys, text=yaml_text,
-        suffix='.yaml', beside=speed_up,
-    ),
-    Target(
-        name='mindspore', title='MindSpore', source=None, settings=mindspore_lines, text=mindspore_text, suffix='.py',
-        beside=speed_up,
-    ),
-    Target(
-        name='torchtitan', title='torchtitan', source=TORCHTITAN, settings=torchtitan_keys, text=toml_text,
-        suffix='.toml',
-    ),
-    Target(
-        name='deepspeed', title='DeepSpeed', source=DEEPSPEED, settings=deepspeed_keys, text=json_text, suffix='.json',
-        is_modelless=True,
-    ),
-    Target(
-        name='accelerate', title='Accelerate', source=ACCELERATE, settings=accelerate_keys, text=yaml_text,
-        suffix='.yaml', is_modelless=True,
-    ),
-)  # fmt: skip
+    Target('megatron', 'Megatron-LM', '.sh', MEGATRON, partial(megatron.flags, source=MEGATRON), megatron.script),
+    Target('mindspeed', 'MindSpeed-LLM', '.sh', MINDSPEED, partial(megatron.flags, source=MINDSPEED), megatron.script),
+    Target('mindformers', 'MindFormers', '.yaml', MINDFORMERS, mindformers_keys, yaml_text, beside=speed_up),
+    Target('mindspore', 'MindSpore', '.py', None, mindspore.mindspore_lines, mindspore.mindspore_text, beside=speed_up),
+    Target('torchtitan', 'torchtitan', '.toml', torchtitan.TORCHTITAN, torchtitan_keys, toml_text),
+    Target('deepspeed', 'DeepSpeed', '.json', deepspeed.DEEPSPEED, deepspeed_keys, json_text, is_modelless=True),
+    Target('accelerate', 'Accelerate', '.yaml', accelerate.ACCELERATE, accelerate_keys, yaml_text, is_modelless=True),
+)
 TARGETS: Final = {one.name: one for one in _ALL}
 OF_FRAMEWORK: Final = ('cluster.stack', 'cluster.profile', 'cluster.nodes', 'cluster.devices', 'workload.model')
 """What a file of a framework never says, or says by the number of ranks."""
@@ -103,14 +78,14 @@ class Export:
         return self.text
 
 
-def export(case: Case | Schedule, to: str) -> Export:
+def export(case: Case | schedule.Schedule, to: str) -> Export:
     """The plan of a case or schedule as a framework's own flags, file or lines of code.
 
     Arguments: ``to``, one of ``TARGETS``.
     Raises ``ScheduleError`` where the framework has no words for the model, or is none that simpar writes for.
     """
     target = target_of(to)
-    values = values_of(case if isinstance(case, Schedule) else case.schedule)
+    values = values_of(case if isinstance(case, schedule.Schedule) else case.schedule)
     said = target.settings(values)
     unsaid = tuple(different(values, read_back(target, said, values), target=target))
     needs = tuple(needs_of(target, said))
@@ -121,12 +96,9 @@ def export(case: Case | Schedule, to: str) -> Export:
 def target_of(to: str) -> Target:
     """A framework by its name. Raises ``ScheduleError``."""
     if to not in TARGETS:
-        raise ScheduleError(Problem('--to', f'no framework that simpar writes for (got {to[:40]!r})', _known()))
+        what = f'no framework that simpar writes for (got {to[:40]!r})'
+        raise errors.refusal('--to', what, f'write one of {", ".join(TARGETS)}')
     return TARGETS[to]
-
-
-def _known() -> str:
-    return f'write one of {", ".join(TARGETS)}'
 
 
 def read_back(target: Target, said: list[Said], values: Values) -> Values:
@@ -137,7 +109,7 @@ def read_back(target: Target, said: list[Said], values: Values) -> Values:
     if target.source is None:
         return _of_lines(target, said, values)
     made = reimported(target, target.text(said, values, ()), values, target.beside(said, values))
-    return values_of(load_schedule(schedule_text(made, target.name)))
+    return values_of(schedule.load_schedule(mapping.schedule_text(made, target.name)))
 
 
 def _of_lines(target: Target, said: list[Said], values: Values) -> Values:
@@ -151,7 +123,7 @@ def _of_lines(target: Target, said: list[Said], values: Values) -> Values:
     sent = {one.name: one.value for one in said if one.part == 'shard'}
     by_hand = (
         ('', 'marks', '2.3', 'shard')
-        if {name: tuples(one) for name, one in strategies.items()} == sent
+        if {name: mindspore.tuples(one) for name, one in strategies.items()} == sent
         else ('', 'marks', '2.3')
     )
     kept = {key for one in said if one.part in by_hand for key in one.keys}
@@ -163,22 +135,22 @@ def _of_lines(target: Target, said: list[Said], values: Values) -> Values:
 
 def framework_defaults(title: str) -> dict[str, Any]:
     """What a framework does where nothing is said, as the table of stacks has it."""
-    rows = (row for row in read_csv(stack_folder() / 'defaults.csv') if row['framework'] == title)
+    rows = (row for row in files.read_csv(profiles.stack_folder() / 'defaults.csv') if row['framework'] == title)
     # YAML reads off as false.
     return {row['key']: 'off' if row['value'] == 'off' else yaml.safe_load(row['value']) for row in rows}
 
 
-def reimported(target: Target, text: str, values: Values, beside: Mapping[str, str]) -> Import:
+def reimported(target: Target, text: str, values: Values, beside: Mapping[str, str]) -> mapping.Import:
     """What import makes of a file of the framework, with those beside it, on the cluster of the case."""
     with _folder(target, beside) as path:
         path.write_text(text, encoding='utf-8')
         profile = str(values.every['cluster.profile'])
         if not target.is_modelless:
-            return imported(path, given={}, profile=profile)
+            return read.imported(path, given={}, profile=profile)
         config, sequence = path.with_name('model.json'), values.model('sequence', 2048)
         config.write_text(json.dumps({'max_position_embeddings': sequence}), encoding='utf-8')
         given = {'devices': str(values.ranks), 'sequence': str(sequence)}
-        made = imported(path, given=given, profile=profile, model=str(config))
+        made = read.imported(path, given=given, profile=profile, model=str(config))
     # The model is that of the case: its file has none.
     rest = {key: value for key, value in made.values.items() if key not in ('workload.model', 'workload.sequence')}
     own = {key: value for key, value in values.every.items() if key.startswith(_MODELS)}
@@ -199,7 +171,7 @@ def different(values: Values, back: Values, *, target: Target | None = None, ful
 
     Arguments: ``target``, whose notes are told; ``full``, whether keys that only the other one has count, too.
     """
-    rows = read_csv(FOLDER / 'unsaid.csv')
+    rows = files.read_csv(FOLDER / 'unsaid.csv')
     notes = {row['key']: row['note'] for row in rows if target is not None and target.name in row['frameworks'].split()}
     for key in dict.fromkeys([*values.every, *(back.every if full else ())]):
         if key in OF_FRAMEWORK or (key.startswith('workload.optimizer.') and '.adamw.' not in key):
@@ -213,7 +185,7 @@ def _value(values: Values, key: str) -> Any:
     """A value; of a key of the plan that has no effect its default."""
     if key in values.every:
         return values.every[key]
-    return getattr(Plan(), key.removeprefix('plan.'), None) if key.startswith('plan.') else None
+    return getattr(plans.Plan(), key.removeprefix('plan.'), None) if key.startswith('plan.') else None
 
 
 def same(key: str, one: Any, other: Any, values: Values) -> bool:

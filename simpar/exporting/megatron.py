@@ -11,9 +11,7 @@ from itertools import accumulate, combinations, pairwise
 from typing import Final
 
 from simpar.exporting.settings import Said, T, Values, direct, need_transformer, plain, read_as, word_of
-from simpar.importing.findings import Entry, value_of
-from simpar.importing.megatron import MEGATRON, biases, recompute, stages_of
-from simpar.importing.mindspeed import MINDSPEED, mindspeed_biases, swapped
+from simpar.importing import findings, megatron, mindspeed
 from simpar.importing.settings import Source
 
 _MODULES: Final = ('core_attn', 'layernorm', 'mla_up_proj', 'mlp', 'moe_act', 'moe', 'shared_experts')
@@ -36,7 +34,7 @@ def flags(values: Values, source: Source) -> list[Said]:
     said += [*_launch(values), *_pipeline(values, source), *_sharding(values)]
     said += [*_tiles(values, source), *_pairs(values, source), *_offload(values, source)]
     said += [*_window(values, source), *_context(values, source)]
-    if source is MINDSPEED:
+    if source is mindspeed.MINDSPEED:
         said += _mindspeed(values)
     said += _biases(said, values, source)
     return [*said, *_recompute(said, values, source)]
@@ -77,7 +75,7 @@ def _facts(values: Values, source: Source) -> Iterator[str]:
         'tensor': values.plan('tensor') > 1,
         '16 bits': values.work('precision', '') in ('bf16', 'fp16'),
         'fp16': values.work('precision', '') == 'fp16',
-        'mindspeed': source is MINDSPEED,
+        'mindspeed': source is mindspeed.MINDSPEED,
         'sinks': values.model('sinks', 'none') != 'none',
     }
     return (word for word, holds in tests.items() if holds)
@@ -112,7 +110,7 @@ def _window(values: Values, source: Source) -> Iterator[Said]:
     width = max(widths)
     if not width:
         return
-    if source is MINDSPEED:
+    if source is mindspeed.MINDSPEED:
         # Ascend/MindSpeed-LLM c77308a189, fusion_attention_feature.py: each has the width.
         name = 'interleave-sliding-window' if widths == [width, 0] else 'sliding-window'
         yield from [say(name, width)] if widths in ([width], [width, 0]) else []
@@ -142,7 +140,7 @@ def _experts(values: Values, source: Source) -> Iterator[Said]:
     yield say('moe-router-load-balancing-type', kind if loss or kind == 'sinkhorn' else 'none', keys)
     if loss:
         yield say('moe-aux-loss-coeff', loss, keys[:1])
-    by_features = source is MINDSPEED and values.plan('expert_tokens') == 'features'
+    by_features = source is mindspeed.MINDSPEED and values.plan('expert_tokens') == 'features'
     kind, more = ('alltoall_seq', ('plan.expert_tokens',)) if by_features else ('alltoall', ())
     yield Said('moe-token-dispatcher-type', kind, ('plan.expert', *more), 'PLAN')
     if values.plan('expert_ranks') == 'tensor' and values.plan('tensor') > 1:
@@ -152,14 +150,14 @@ def _experts(values: Values, source: Source) -> Iterator[Said]:
 def _biases(said: list[Said], values: Values, source: Source) -> Iterator[Said]:
     """The flags that come nearest to the products that add a bias, as import reads them."""
     wanted = set(values.model('bias', ()))
-    names = _BIAS if source is MINDSPEED else _BIAS[:2]
+    names = _BIAS if source is mindspeed.MINDSPEED else _BIAS[:2]
     tried = [one for count in range(len(names) + 1) for one in combinations(names, count)]
 
     def apart(chosen: tuple[str, ...]) -> int:
         extra = [Said(name, True, ()) for name in chosen]
         given = read_as([*said, *extra], source.table)
-        rules = (biases, mindspeed_biases) if source is MINDSPEED else (biases,)
-        read = [one.value for rule in rules for one in rule(given) if isinstance(one, Entry)]
+        rules = (megatron.biases, mindspeed.mindspeed_biases) if source is mindspeed.MINDSPEED else (megatron.biases,)
+        read = [one.value for rule in rules for one in rule(given) if isinstance(one, findings.Entry)]
         silent = ['qkv', 'proj', 'ffn']
         return len(wanted ^ set(read[-1] if read else silent))
 
@@ -194,9 +192,9 @@ def _states(values: Values, source: Source) -> Iterator[Said]:
     key, say = 'workload.optimizer.adamw', partial(Said, part='TRAINING')
     shares, moments = (values.every.get(f'{key}.{name}') for name in ('master_weights', 'moments'))
     if shares == 'shared':
-        name = 'reuse-fp32-param' if source is MINDSPEED else 'use-precision-aware-optimizer'
+        name = 'reuse-fp32-param' if source is mindspeed.MINDSPEED else 'use-precision-aware-optimizer'
         yield say(name, True, (f'{key}.master_weights',))
-    if moments == 'bf16' and source is MINDSPEED:
+    if moments == 'bf16' and source is mindspeed.MINDSPEED:
         yield say('o2-optimizer', True, (f'{key}.moments',))
     elif shares == 'shared' and moments in ('bf16', 'fp16'):
         yield from (say(name, moments, (f'{key}.moments',)) for name in ('exp-avg-dtype', 'exp-avg-sq-dtype'))
@@ -214,7 +212,7 @@ def _launch(values: Values) -> Iterator[Said]:
 def _tiles(values: Values, source: Source) -> Iterator[Said]:
     """Products and messages in parts: as many as tensor ranks, or with MindSpeed 2, 4 or 8."""
     say, count = partial(Said, part='PLAN', keys=('plan.tiles',)), values.plan('tiles')
-    if source is MINDSPEED and count in (2, 4, 8):
+    if source is mindspeed.MINDSPEED and count in (2, 4, 8):
         # Ascend/MindSpeed 028de58ca6, mindspeed/core/tensor_parallel/coc_feature/min_comm_cfg.py, line 174.
         yield say('use-ascend-coc', True)
         yield say('coc-parallel-num', count)
@@ -227,7 +225,7 @@ def _pipeline(values: Values, source: Source) -> Iterator[Said]:
     ranks, chunks, layers = values.plan('pipeline'), values.plan('chunks') or 1, values.model('layers')
     if ranks < 2:
         return
-    if source is MINDSPEED and values.plan('order') == 'dualpipe-v':
+    if source is mindspeed.MINDSPEED and values.plan('order') == 'dualpipe-v':
         yield Said('schedules-method', 'dualpipev', ('plan.order', 'plan.chunks'), 'PLAN')
         return
     say = partial(Said, part='PLAN')
@@ -249,7 +247,7 @@ def _pipeline(values: Values, source: Source) -> Iterator[Said]:
     base = [Said('pipeline-model-parallel-size', ranks, ()), Said('num-layers', layers, ()),
             Said('mtp-num-layers', modules, ())]  # fmt: skip
     for form in forms:
-        read = stages_of(read_as([*base, *form], MEGATRON.table))
+        read = megatron.stages_of(read_as([*base, *form], megatron.MEGATRON.table))
         if read.chunks == chunks and read.layers == (full if form is by_layout else stages):
             yield from form
             break
@@ -265,7 +263,7 @@ def _context(values: Values, source: Source) -> Iterator[Said]:
     if inner == 1 or values.plan('context_kind') != 'ring':
         return
     say = partial(Said, part='PLAN', keys=('plan.context_by_heads', 'plan.context_kind'))
-    if source is MINDSPEED:
+    if source is mindspeed.MINDSPEED:
         yield say('context-parallel-algo', 'hybrid_cp_algo')
         yield say('ulysses-degree-in-cp', inner)
     else:
@@ -280,7 +278,7 @@ def _pairs(values: Values, source: Source) -> Iterator[Said]:
     say, keys = partial(Said, part='PLAN'), ('plan.pairs',)
     if pairs == 'none' or values.plan('expert') == 1 or whole:
         return
-    if source is MINDSPEED and (pairs, delayed) == ('overlap', True):
+    if source is mindspeed.MINDSPEED and (pairs, delayed) == ('overlap', True):
         yield say('moe-fb-overlap', True, (*keys, 'plan.weight_gradients'))
         return
     yield say('overlap-moe-expert-parallel-comm', True, keys)
@@ -294,15 +292,15 @@ def _offload(values: Values, source: Source) -> Iterator[Said]:
     """States by MindSpeed; activations of the first layers by Megatron-LM, without a pipeline."""
     away = values.plan('offload')
     keys = ('plan.offload', 'plan.offload_layers')
-    if source is MINDSPEED and 'attention' in away:
+    if source is mindspeed.MINDSPEED and 'attention' in away:
         yield Said('swap-attention', True, keys, 'PLAN')
-    if source is MINDSPEED and 'optimizer' in away:
+    if source is mindspeed.MINDSPEED and 'optimizer' in away:
         parts = values.plan('offload_parts')
         yield Said('swap-optimizer', True, ('plan.offload', 'plan.offload_parts'), 'PLAN')
         if parts and str(parts) != source.table.rows['swap-optimizer-times'].default:
             yield Said('swap-optimizer-times', parts, ('plan.offload_parts',), 'PLAN')
     single = values.plan('pipeline') == 1 and not values.model('mtp_layers')
-    if source is not MINDSPEED and away == ['activations'] and single:
+    if source is not mindspeed.MINDSPEED and away == ['activations'] and single:
         count = values.plan('offload_layers') or values.model('layers') - 1
         yield Said('cpu-offloading-num-layers', count, keys, 'PLAN')
 
@@ -350,13 +348,13 @@ def _recompute(said: list[Said], values: Values, source: Source) -> list[Said]:
     if wanted == 'full':
         return full
     patterns = set(wanted)
-    if source is MINDSPEED and patterns == {f'layer*.{values.model("activation", "gelu")}'}:
+    if source is mindspeed.MINDSPEED and patterns == {f'layer*.{values.model("activation", "gelu")}'}:
         return [say('recompute-activation-function', True)]
 
     def read(form: list[Said]) -> set[str]:
         settings = read_as([*said, *form], source.table)
-        rules = [*recompute(settings), *(swapped(settings) if source is MINDSPEED else ())]
-        found = value_of('plan.recompute', rules)
+        rules = [*megatron.recompute(settings), *(mindspeed.swapped(settings) if source is mindspeed.MINDSPEED else ())]
+        found = findings.value_of('plan.recompute', rules)
         return set(found) if isinstance(found, list) else set()
 
     # Of layers whose attention waits on the host the feed-forward alone is made again.
@@ -407,13 +405,3 @@ def flag_of(one: Said) -> str:
         return f'--{one.name}'
     words = one.value if isinstance(one.value, list) else [one.value]
     return ' '.join([f'--{one.name}', *(shlex.quote(word_of(word)) for word in words)])
-
-
-def megatron_flags(values: Values) -> list[Said]:
-    """Of Megatron-LM."""
-    return flags(values, MEGATRON)
-
-
-def mindspeed_flags(values: Values) -> list[Said]:
-    """Of MindSpeed-LLM."""
-    return flags(values, MINDSPEED)

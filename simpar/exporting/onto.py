@@ -3,14 +3,12 @@
 import difflib
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from simpar import document
-from simpar.errors import Problem, ScheduleError
+from simpar import document, errors
 from simpar.exporting import export, megatron
 from simpar.exporting.settings import Said, Target, Values, values_of, word_of
 from simpar.importing import command_line, findings, mapping, read
@@ -50,7 +48,7 @@ def onto(schedule: Schedule, to: str, path: Path, *, given: Mapping[str, str] | 
     target, wanted = export.target_of(to), values_of(schedule)
     if target.source is None:
         what = f'simpar reads no file of {target.title} back'
-        raise ScheduleError(Problem('--onto', what, 'leave it out, and copy the lines'))
+        raise errors.refusal('--onto', what, 'leave it out, and copy the lines')
     said = target.settings(wanted)
     goal = export.read_back(target, said, wanted)
     text = document.text_of(path).replace('\r\n', '\n')
@@ -68,17 +66,17 @@ def onto(schedule: Schedule, to: str, path: Path, *, given: Mapping[str, str] | 
         edited = _edited(target, edited, settings, _changes(said, settings, made, keys))
     else:
         now = _values(_imported(target, edited, path, wanted, asked), path)
-        raise ScheduleError([_by_hand(path, one) for one in export.different(goal, now, full=True)])
+        raise errors.ScheduleError([_by_hand(path, one) for one in export.different(goal, now, full=True)])
     name = path.name
     lines = difflib.unified_diff(text.splitlines(True), edited.splitlines(True), name, f'{name} with the plan', n=1)
     return Edited(target.title, edited, ''.join(lines), tuple(export.different(wanted, goal, target=target)))
 
 
 def _imported(target: Target, text: str, path: Path, wanted: Values, given: Mapping[str, str]) -> mapping.Import:
-    made = read.imported_text(text, path, given=given, profile=str(wanted.every['cluster.profile']))
+    made = read.imported(path, given=given, profile=str(wanted.every['cluster.profile']), text=text)
     if target.source is not None and made.kind != target.source.name:
         what = f'a file of {made.kind}, not of {target.title}'
-        raise ScheduleError(Problem(str(path), what, 'write its framework as --to'))
+        raise errors.refusal(path, what, 'write its framework as --to')
     return made
 
 
@@ -95,9 +93,9 @@ def _settings(source: Source, text: str, path: Path, given: Mapping[str, str]) -
     return command_line.settings_of(text, str(path), source, given)[0]
 
 
-def _by_hand(path: Path, one: export.Unsaid) -> Problem:
+def _by_hand(path: Path, one: export.Unsaid) -> errors.Problem:
     what = f'{one.key}: the file comes to {json.dumps(one.nearest, default=str)} where simpar edits it'
-    return Problem(str(path), what, f'change it by hand to {json.dumps(one.value, default=str)}')
+    return errors.Problem(str(path), what, f'change it by hand to {json.dumps(one.value, default=str)}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +141,13 @@ def _shown(value: Any) -> str:
 
 def _edited(target: Target, text: str, settings: Settings, changes: Iterator[_Change]) -> str:
     """The text with all changes, from its last line to its first, so that places stay."""
-    editor = _Script if target.suffix == '.sh' else _Keys
     lines = text.split('\n')
-    every = sorted(changes, key=lambda one: -_line(one.old) if one.old else 0)
-    edit = editor(lines, settings)
-    for one in every:
-        edit.change(one)
+    edit: _Script | _Keys = _Script(lines, settings) if target.suffix == '.sh' else _Keys(lines, settings)
+    for one in sorted(changes, key=lambda one: -_line(one.old) if one.old else 0):
+        if one.old is None:
+            edit.add(one)
+        else:
+            edit.replace(one, one.old)
     return '\n'.join(line for line in edit.lines if line is not None)
 
 
@@ -157,27 +156,12 @@ def _line(setting: Setting) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-class _Lines(ABC):
+class _Lines:
     """Lines of a file that is edited; mutable, None for a line that goes."""
 
     def __init__(self, lines: list[str], settings: Settings) -> None:
         self.lines: list[str | None] = [*lines]
         self.settings = settings
-
-    def change(self, one: _Change) -> None:
-        """Make one change where the file has the setting, else add it."""
-        if one.old is None:
-            self.add(one)
-        else:
-            self.replace(one, one.old)
-
-    @abstractmethod
-    def add(self, one: _Change) -> None:
-        """Write a setting that the file does not have."""
-
-    @abstractmethod
-    def replace(self, one: _Change, old: Setting) -> None:
-        """Write another value where the file has the setting."""
 
 
 class _Script(_Lines):
@@ -277,9 +261,8 @@ class _Keys(_Lines):
         *above, leaf = one.name.split('.')
         for depth in range(len(above), 0, -1):
             prefix = '.'.join(above[:depth])
-            beside = next(
-                (row for row in self.settings.every if row.name.startswith(f'{prefix}.') and _line(row)), None
-            )
+            rows = (row for row in self.settings.every if row.name.startswith(f'{prefix}.') and _line(row))
+            beside = next(rows, None)
             place = self._section(beside, depth) if beside else None
             if place is not None:
                 at, indent = place

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from simpar import files, plans, units
+from simpar import errors, files, plans, units
 from simpar.ablation.rules import facts_of, inert_keys
 from simpar.case import case_of, written_out
-from simpar.errors import Problem, ScheduleError
 from simpar.importing.settings import Setting, SettingRow, Settings, Source, Table
 from simpar.schedule import Schedule
 
@@ -189,27 +188,27 @@ def word_of(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Target:
     """A framework that a plan is written for.
 
     Arguments:
         name: on the command line.
         title: as its users say it.
+        suffix: of the file.
         source: how a file of it is read back; None where simpar reads none.
         settings: what it says of the values of a case.
         text: a file of settings, with a head of comments.
-        suffix: of the file.
         beside: further files, by name.
         is_modelless: whether the model is in the program, not in the file.
     """
 
     name: str
     title: str
+    suffix: str
     source: Source | None
     settings: Callable[[Values], list[Said]]
     text: Callable[[list[Said], Values, tuple[str, ...]], str]
-    suffix: str
     beside: Callable[[list[Said], Values], Mapping[str, str]] = field(default=lambda _said, _values: {})
     is_modelless: bool = False
 
@@ -218,4 +217,4 @@ def need_transformer(values: Values, title: str) -> None:
     """Raise ``ScheduleError`` where the model is one of layers or a module, which a framework has no settings for."""
     if not values.is_transformer:
         what = f'a model of layers or a module, and {title} has settings for transformers alone'
-        raise ScheduleError(Problem('workload', what, 'write --to mindspore, which has lines for a plan of any model'))
+        raise errors.refusal('workload', what, 'write --to mindspore, which has lines for a plan of any model')

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from simpar.document import Key, Tree, read
 from simpar.errors import Problem, ScheduleError, refusal
-from simpar.huggingface.families import FAMILIES, IGNORED, NOT_YET, ONLY, SAME, Family, shown
-from simpar.huggingface.models import MODELS
-from simpar.huggingface.rules import RULES, Config, Entry, Refused
+from simpar.huggingface import rules
+from simpar.huggingface.families import FAMILIES, IGNORED, MODELS, NOT_YET, ONLY, SAME, Family, shown
+from simpar.huggingface.rules import Config, Entry, Refused
 from simpar.workload import Transformer, Workload
 
 MODEL_KEY: Final[Key] = ('workload', 'model')
@@ -136,16 +136,9 @@ def _unknown(path: Path) -> Problem:
     if not path.parent.is_dir():
         return Problem(str(path), 'no such file', _FROM_THE_HUB)
     near = difflib.get_close_matches(path.name[:60].lower(), MODELS, 1)
-    wanted = (
-        f'did you mean {near[0]}?'
-        if near
-        else 'write the path of a config.json, or a name, e.g. llama3-8b (docs/my_model.md has all)'
-    )
-    return Problem(
-        '',
-        f'neither a file nor a model known by name (got "{path.name[:40]}")',
-        f'did you mean {near[0]}?' if near else wanted,
-    )
+    remedy = 'write the path of a config.json, or a name, e.g. llama3-8b (docs/my_model.md has all)'
+    what = f'neither a file nor a model known by name (got "{path.name[:40]}")'
+    return Problem('', what, f'did you mean {near[0]}?' if near else remedy)
 
 
 def _family(config: Tree) -> tuple[Family, list[Problem]]:
@@ -191,7 +184,8 @@ def _says(config: Tree, family: Family, beside: Collection[str], wrong: list[Pro
             what = f'{key}: not modelled (got {str(value)[:40]})'
             wrong.append(Problem(config.where((key,)), what, f'only {" or ".join(map(shown, values))} is'))
     for name, told in family.rules.items():
-        says = RULES[name](read_as, **told) if isinstance(told, dict) else RULES[name](read_as, *told)
+        rule = getattr(rules, name)
+        says = rule(read_as, **told) if isinstance(told, dict) else rule(read_as, *told)
         yield from _ruled(says, config, beside, wrong)
 
 

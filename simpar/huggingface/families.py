@@ -1,4 +1,4 @@
-"""Families of models: what the configs of a ``model_type`` say by which key, as ``families.yaml`` has it."""
+"""Families of models: what the configs of a ``model_type`` say by which key (``families.yaml``); known sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,3 +86,31 @@ def shown(value: Any) -> str:
     if isinstance(value, list):
         return f'[{", ".join(value)}]'
     return 'null' if value is None else str(value).lower()
+
+
+# sizes of known models, as keys of a ``transformer:``: by name, and by flavour for torchtitan (``models.yaml``)
+
+Sizes = dict[str, Any]
+_SIZES: Final = table_of('models')
+
+
+def _sizes(said: Sizes | str) -> Sizes:
+    """A model's sizes over those of its form, in the order of the form."""
+    own = _SIZES['models'][said] if isinstance(said, str) else said
+    return {**_SIZES['forms'][own['form']], **{key: value for key, value in own.items() if key != 'form'}}
+
+
+MODELS: Final[dict[str, Sizes]] = {name: _sizes(name) for name in _SIZES['models']}
+"""All that ``workload.model`` and ``simpar init`` know by name."""
+FLAVOURS: Final[dict[str, dict[str, Sizes]]] = {
+    name: {size: _sizes(said) for size, said in sizes.items()} for name, sizes in _SIZES['flavours'].items()
+}
+"""By torchtitan's ``model.name`` and ``model.flavor``."""
+
+
+def flavour(name: str, size: str) -> Sizes | None:
+    """Sizes of a flavour; what stands behind ``_flex_attn`` and the like is the same model with another kernel."""
+    bare = size
+    for tail in ('_flex_attn', '_varlen_attn', '_flex', '_varlen'):
+        bare = bare.removesuffix(tail)
+    return FLAVOURS.get(name.removesuffix('_ft'), {}).get(bare)

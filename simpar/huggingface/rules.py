@@ -1,6 +1,6 @@
 """What follows from several keys of a config, or from one in other words; ``families.yaml`` names these rules."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import log, sqrt
 from typing import Any, Final, NamedTuple
@@ -594,17 +594,3 @@ def _dense(config: Config) -> int:
         what = f'not modelled: dense layers that are not the first ({str(listed)[:40]})'
         raise Refused('mlp_only_layers', what, 'write the first layers, or none', 'experts')
     return len(listed)
-
-
-RULES: Final[Mapping[str, Callable[..., Iterator[Entry]]]] = {
-    rule.__name__: rule
-    for rule in (
-        gated, plain, gated_of_gemma, biases, dropouts, window, windows, scaled_embedding, scaled_scores, rope,
-        rope_of_part, scores, interleaved, further, qwen, deepseek_v2, deepseek_v3,
-        one_head_of_keys, positions_of_opt, narrow_words, rope_of_kinds, rope_of_falcon, rotary_features,
-        rotary_of_heads, words_of_neox, alibi_of_baichuan, attention_of_mpt, windows_of_neo, heads_of_falcon,
-        norms_of_both, biases_beside, other_hidden, times_hidden, divided_logits, scales_of_minicpm,
-        mixture, mixture_of_ernie, chosen_by_sigmoid,
-    )
-}  # fmt: skip
-"""By the names that ``families.yaml`` has for them."""

@@ -7,14 +7,12 @@ from math import sqrt
 from pathlib import Path
 from typing import Any, Final
 
-from simpar.document import Tree
-from simpar.errors import Problem, refuse
+from simpar import document, errors, profiles
 from simpar.files import read_csv
 from simpar.huggingface.expand import TRANSFORMER, expanded
 from simpar.importing import deepspeed
 from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
 from simpar.importing.settings import FOLDER, NOW, Setting, Settings, Source, fits, same, table_of
-from simpar.profiles import stack_of
 
 _FSDP: Final = ('fsdp_config.fsdp_reshard_after_forward', 'fsdp_config.fsdp_sharding_strategy')
 _CHECKPOINTS: Final = 'fsdp_config.fsdp_activation_checkpointing'
@@ -72,7 +70,7 @@ def compiled(config: Settings) -> Iterator[Finding]:
     """Kernels that a compiler fuses."""
     name = 'dynamo_config.dynamo_backend'
     if config.on(name) and config.text('distributed_type').upper() == 'FSDP':
-        yield Entry('cluster.stack', stack_of('PyTorch FSDP, compile', '', NOW), (name,))
+        yield Entry('cluster.stack', profiles.stack_of('PyTorch FSDP, compile', '', NOW), (name,))
     elif config.on(name):
         yield Unmapped(name, 'kernels that a compiler fuses')
 
@@ -101,8 +99,8 @@ def _beside_a_file(own: Sequence[Setting], beside: Sequence[Setting]) -> list[Se
     for one in own if files else ():
         if any(fits(one.name, name) for name in _OF_FILE):
             what = f'{one.name}: Accelerate takes none beside {files[0].shown} ({files[0].where})'
-            wrong.append(Problem(one.where, what, 'write it in that file alone'))
-    refuse(wrong)
+            wrong.append(errors.Problem(one.where, what, 'write it in that file alone'))
+    errors.refuse(wrong)
     return [*beside, *own]
 
 
@@ -120,8 +118,8 @@ def _filled_in(source: Source, own: Sequence[Setting], beside: Sequence[Setting]
         filled.append(one)
         if one.value not in ('auto', None) and other.value not in ('', None) and not same(one.value, other.value):
             what = f'{one.called}: {one.shown}, and {other.called} is {other.shown} ({other.where})'
-            wrong.append(Problem(one.where, what, 'write "auto" there, or the same in both'))
-    refuse(wrong)
+            wrong.append(errors.Problem(one.where, what, 'write "auto" there, or the same in both'))
+    errors.refuse(wrong)
     return [*filled, *own]
 
 
@@ -232,23 +230,21 @@ def _adapted(config: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
 
 def _sizes(path: str) -> dict[str, Any]:
     """The keys of a model as of a ``transformer:``, as far as its config can be read."""
-    tree = Tree(root={'workload': {'model': path, 'sequence': 1}}, origins={(): path})
+    tree = document.Tree(root={'workload': {'model': path, 'sequence': 1}}, origins={(): path})
     found = expanded(tree, Path()).tree.get(TRANSFORMER) if path else None
     return found if isinstance(found, dict) else {}
 
 
 _OF_DEEPSPEED: Final = (deepspeed.model, deepspeed.batch, deepspeed.precision, deepspeed.sharding)
 ACCELERATE: Final = Source(
-    name='Accelerate',
-    profile='h100-sxm-8',
-    table=table_of('accelerate').over(deepspeed.DEEPSPEED.table),
+    'Accelerate',
+    table_of('accelerate').over(deepspeed.DEEPSPEED.table),
     rules=(*_OF_DEEPSPEED, fsdp, compiled),
     framework=lambda config: ('PyTorch FSDP' if config.text('distributed_type') == 'FSDP' else 'DeepSpeed', NOW),
 )
 LLAMA_FACTORY: Final = Source(
-    name='LLaMA-Factory',
-    profile='h100-sxm-8',
-    table=table_of('llama_factory').over(deepspeed.DEEPSPEED.table),
+    'LLaMA-Factory',
+    table_of('llama_factory').over(deepspeed.DEEPSPEED.table),
     rules=(*_OF_DEEPSPEED, factory, adapters),
-    framework=lambda _: ('DeepSpeed', NOW),
+    framework='DeepSpeed',
 )

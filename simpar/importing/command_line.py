@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import refusal
+from simpar.importing import shell, shell_syntax
 from simpar.importing.settings import ACCELERATOR, Setting, Settings, Source, accelerator
-from simpar.importing.shell import Argument, Script, read_script
-from simpar.importing.shell_syntax import ShellError
 
 _FLAG: Final = re.compile(r'--?[A-Za-z][A-Za-z0-9_.-]*(=.*)?', re.DOTALL)
 _QUEUES: Final = 'CUDA_DEVICE_MAX_CONNECTIONS'
@@ -35,6 +35,7 @@ _DOCUMENT: Final = re.compile(
 )
 OVERRIDE: Final = re.compile(r'\+{0,2}((?:training\.)?(?:model|trainer|exp_manager|run)\.[\w.]+)=(.*)', re.DOTALL)
 """A setting of NeMo in hydra's words: ``model.tensor_model_parallel_size=4``."""
+_NEXT: Final = re.compile(rf'--?[A-Za-z]|(?:{OVERRIDE.pattern})\Z', re.DOTALL)
 _STARTS: Final = re.compile(r'^[^\n#]*\b(srun|torchrun|deepspeed|msrun|mpirun|python[\d.]*|bash)\b', re.MULTILINE)
 _OF_MODEL: Final = ('num-layers', 'hidden-size', 'flavor', 'name')
 """Flags that the command of a training has, one of them at least."""
@@ -76,26 +77,33 @@ def settings_of(
         settings = _printed(text, name)
         return Settings([*settings, *_over(given, source, settings)], source.table), [], ()
     text = f'ARGS=({text}\n)\narguments "${{ARGS[@]}}"' if _LIST.match(text) else text
-    script, job, launch = _with_job(text, name, given, arguments, sourced)
+    run = partial(_script, name=name, given=given, arguments=arguments, sourced=sourced)
+    script, job, launch = _with_job(text, run, given)
     if not _has_model(launch) and (opened := _opened(text)) != text:
-        script, job, launch = _with_job(opened, name, given, arguments, sourced)
+        script, job, launch = _with_job(opened, run, given)
     if not _has_model(launch):
         # Another script starts it: what holds its flags is the command.
         launch = (*launch, *_of_variables(script))
     if not _flags(launch):
         what = 'no command with flags such as --num-layers was found'
-        raise ScheduleError(
-            Problem(name, what, 'name the script that starts the training, or a file with its arguments')
-        )
+        raise refusal(name, what, 'name the script that starts the training, or a file with its arguments')
     found = [
         *settings_of_job(job, name),
         *_processes(_with_text(script, launch), name),
         *(_documents(text, name, script) if 'zero-stage' in source.table.rows else ()),
     ]
     found += _settings(srun_options(launch)[1], name)
-    found += [*_trainer(launch, name), *_environment(script, name)]
+    # The program that gets the flags, and the one variable of the environment that changes the time of a step.
+    if program := next((word for word in launch if word.text.endswith('.py')), None):
+        name_of = program.text.rpartition('/')[2]
+        found.append(Setting('trainer', name_of, f'{name}:{program.line}', 'the program'))
+    if queues := script.variable(_QUEUES):
+        found.append(Setting(_bare(_QUEUES.lower()), queues.text, f'{name}:{queues.line}', _QUEUES))
     skipped = list(_words(script.skipped, name))
-    skipped += [one for other in script.commands if other is not launch for one in _others(other, name)]
+    for other in script.commands:
+        # Flags that stand alone, as behind a comment that ends the command before.
+        if other is not launch and other and other[0].text.startswith('--'):
+            skipped += _settings(other, name)
     return Settings([*found, *_over(given, source, found)], source.table), skipped, script.notes
 
 
@@ -109,64 +117,55 @@ def _over(given: Mapping[str, str], source: Source, settings: Sequence[Setting])
 
 
 def _with_job(
-    text: str, name: str, given: Mapping[str, str], arguments: Sequence[str], sourced: Callable[[str], str]
-) -> tuple[Script, Job, tuple[Argument, ...]]:
+    text: str, run: Callable[[str, Mapping[str, str]], shell.Script], given: Mapping[str, str]
+) -> tuple[shell.Script, Job, tuple[shell.Argument, ...]]:
     """The script as a job of Slurm runs it, whose variables have what its options say; and the command of training."""
-    script = _script(text, name, given, {}, arguments, sourced)
+    script = run(text, {})
     values = {name: words[0].text for name, words in script.variables.items() if len(words) == 1}
-    launch = _launch(script)
-    before = launch
+    before = launch = _launch(script)
     if launch in script.commands and (place := script.commands.index(launch)) and not srun_options(launch)[0]:
         # Of srun bash -c "…" the text is a command of its own.
         before = script.commands[place - 1]
     job = job_of([*batch_options(text, {**values, **given}), *srun_options(before)[0]])
     variables = environment(job)
-    if variables:
-        script = _script(text, name, given, variables, arguments, sourced)
+    script = run(text, variables) if variables else script
     return script, job, _launch(script)
 
 
-def _script(
-    text: str,
-    name: str,
-    given: Mapping[str, str],
-    environment: Mapping[str, str],
-    arguments: Sequence[str],
-    sourced: Callable[[str], str],
-) -> Script:
+def _script(text: str, environment: Mapping[str, str], *, name: str, **beside: Any) -> shell.Script:
     try:
-        return read_script(text.replace('\0', ''), given, environment, arguments, sourced)
-    except ShellError as error:
-        raise ScheduleError(Problem(f'{name}:{error.line}', error.what, 'write it as bash reads it')) from None
+        return shell.read_script(text.replace('\0', ''), environment=environment, **beside)
+    except shell_syntax.ShellError as error:
+        raise refusal(f'{name}:{error.line}', error.what, 'write it as bash reads it') from None
 
 
-def _launch(script: Script) -> tuple[Argument, ...]:
+def _launch(script: shell.Script) -> tuple[shell.Argument, ...]:
     """The command with the most flags; a text of flags, as for another script, is what stands in it."""
     return max(map(_spread, script.commands), key=_flags, default=())
 
 
-def _flags(words: Iterable[Argument]) -> int:
+def _flags(words: Iterable[shell.Argument]) -> int:
     return sum(one.text.startswith('--') or bool(OVERRIDE.fullmatch(one.text)) for one in words)
 
 
-def _has_model(words: Iterable[Argument]) -> bool:
+def _has_model(words: Iterable[shell.Argument]) -> bool:
     flags = (one.text.partition('=')[0] for one in words if one.text.startswith('--') or OVERRIDE.fullmatch(one.text))
     return any(_bare(flag).rpartition('model.')[2] in _OF_MODEL for flag in flags)
 
 
-def _spread(words: Sequence[Argument]) -> tuple[Argument, ...]:
+def _spread(words: Sequence[shell.Argument]) -> tuple[shell.Argument, ...]:
     """Words, with a text of several flags as the words that stand in it."""
     return tuple(
-        Argument(piece, one.line)
+        shell.Argument(piece, one.line)
         for one in words
         for piece in (one.text.split() if len(re.findall(r'(?:^|\s)--[A-Za-z]', one.text)) > 1 else [one.text])
     )
 
 
-def _of_variables(script: Script) -> tuple[Argument, ...]:
+def _of_variables(script: shell.Script) -> tuple[shell.Argument, ...]:
     """The flags that variables hold, those of the longest first, and of others what it does not have."""
     texts = sorted((_spread(words) for words in script.variables.values()), key=_flags, reverse=True)
-    found: list[Argument] = []
+    found: list[shell.Argument] = []
     for words in texts if any(map(_has_model, texts)) else ():
         has = {one.text for one in found if one.text.startswith('--')}
         if _flags(words) and not has & {one.text for one in words}:
@@ -185,7 +184,7 @@ def _opened(text: str) -> str:
     return '\n'.join(lines)
 
 
-def _documents(text: str, name: str, script: Script) -> Iterator[Setting]:
+def _documents(text: str, name: str, script: shell.Script) -> Iterator[Setting]:
     """What a here-document writes into a JSON for DeepSpeed."""
     for called, (flag, pattern) in _OF_JSON.items():
         if match := pattern.search(text):
@@ -194,20 +193,14 @@ def _documents(text: str, name: str, script: Script) -> Iterator[Setting]:
             yield Setting(flag, told.text if told else match[2] or '', f'{name}:{line}', called)
 
 
-def _others(command: Sequence[Argument], name: str) -> Iterator[Setting]:
-    """Flags that stand alone, as behind a comment that ends the command before."""
-    if command and command[0].text.startswith('--'):
-        yield from _settings(command, name)
-
-
-def _words(words: Sequence[Argument], name: str) -> Iterator[Setting]:
+def _words(words: Sequence[shell.Argument], name: str) -> Iterator[Setting]:
     for word in words:
         flag, _, value = word.text.strip().partition(' ')
         if _FLAG.fullmatch(flag):
             yield Setting(_bare(flag), value.strip() or True, f'{name}:{word.line}', flag)
 
 
-def _settings(words: Sequence[Argument], name: str) -> Iterator[Setting]:
+def _settings(words: Sequence[shell.Argument], name: str) -> Iterator[Setting]:
     """Flags with the words behind them; a flag's values end at the next flag."""
     place = 0
     while place < len(words):
@@ -219,7 +212,7 @@ def _settings(words: Sequence[Argument], name: str) -> Iterator[Setting]:
             continue
         flag, sign, value = word.text.partition('=')
         values = [value] if sign else []
-        while place < len(words) and not sign and not _ends(words[place].text):
+        while place < len(words) and not sign and not _NEXT.match(words[place].text):
             values.append(words[place].text)
             place += 1
         # What stands behind a flag that takes nothing is a script or its first argument.
@@ -230,14 +223,14 @@ def _settings(words: Sequence[Argument], name: str) -> Iterator[Setting]:
         )
 
 
-def _with_text(script: Script, launch: Sequence[Argument]) -> tuple[Argument, ...]:
+def _with_text(script: shell.Script, launch: Sequence[shell.Argument]) -> tuple[shell.Argument, ...]:
     """A command, behind that which runs it as a text: ``mpirun … bash -c "…"``."""
     place = next((place for place, one in enumerate(script.commands) if one == launch), 0)
     before = script.commands[place - 1] if place else ()
     return (*(before if before and _MPI.fullmatch(before[0].text) else ()), *launch)
 
 
-def _processes(words: Sequence[Argument], name: str) -> Iterator[Setting]:
+def _processes(words: Sequence[shell.Argument], name: str) -> Iterator[Setting]:
     """How many processes ``mpirun`` starts: all of a run, or one launcher on each node."""
     start = next((place for place, word in enumerate(words) if _MPI.fullmatch(word.text)), None)
     if start is None:
@@ -256,25 +249,6 @@ def _processes(words: Sequence[Argument], name: str) -> Iterator[Setting]:
         yield Setting('worker-num', str(number['np']), line, 'mpirun -np')
         if number['node']:
             yield Setting('nproc-per-node', str(number['node']), line, 'mpirun -npernode')
-
-
-def _trainer(words: Sequence[Argument], name: str) -> Iterator[Setting]:
-    """The program that gets the flags."""
-    for word in words:
-        if word.text.endswith('.py'):
-            yield Setting('trainer', word.text.rpartition('/')[2], f'{name}:{word.line}', 'the program')
-            return
-
-
-def _environment(script: Script, name: str) -> Iterator[Setting]:
-    """The one variable of the environment that changes the time of a step."""
-    told = script.variable(_QUEUES)
-    if told:
-        yield Setting(_bare(_QUEUES.lower()), told.text, f'{name}:{told.line}', _QUEUES)
-
-
-def _ends(text: str) -> bool:
-    return bool(re.match(r'--?[A-Za-z]', text) or OVERRIDE.fullmatch(text))
 
 
 def _bare(flag: str) -> str:
@@ -315,7 +289,7 @@ class Job:
     """What Slurm's options come to; 0 or nothing where they do not say.
 
     Arguments: ``nodes``; ``devices`` of a node; ``tasks`` of all nodes; ``tasks_per_node``; ``kind`` of device;
-    ``options``, the last of each name.
+    ``options``, the last of each name, by it.
     """
 
     nodes: int = 0
@@ -323,7 +297,7 @@ class Job:
     tasks: int = 0
     tasks_per_node: int = 0
     kind: str = ''
-    options: tuple[Option, ...] = ()
+    options: Mapping[str, Option] = field(default_factory=dict)
 
 
 def batch_options(text: str, values: Mapping[str, str]) -> tuple[Option, ...]:
@@ -335,13 +309,13 @@ def batch_options(text: str, values: Mapping[str, str]) -> tuple[Option, ...]:
     for row in _SBATCH.finditer(text):
         line = text.count('\n', 0, row.start(1)) + 1
         expanded = re.sub(r'\$\{?(\w+)\}?', lambda match: values.get(match[1], match[0]), row[1].partition(' #')[0])
-        words = [Argument(word, line) for word in expanded.split()]
+        words = [shell.Argument(word, line) for word in expanded.split()]
         while words:
             words = _taken(words, '#SBATCH ', options)
     return tuple(options)
 
 
-def srun_options(command: Sequence[Argument]) -> tuple[tuple[Option, ...], tuple[Argument, ...]]:
+def srun_options(command: Sequence[shell.Argument]) -> tuple[tuple[Option, ...], tuple[shell.Argument, ...]]:
     """The options of ``srun`` in a command, and the words of the program that it runs; none and all without one."""
     start = next((place for place, word in enumerate(command) if word.text.rpartition('/')[2] == 'srun'), None)
     if start is None:
@@ -353,7 +327,7 @@ def srun_options(command: Sequence[Argument]) -> tuple[tuple[Option, ...], tuple
     return tuple(options), tuple(rest)
 
 
-def _taken(words: list[Argument], before: str, options: list[Option]) -> list[Argument]:
+def _taken(words: list[shell.Argument], before: str, options: list[Option]) -> list[shell.Argument]:
     """The words behind the first one and its value, which is added to the options where it is one that counts."""
     word, rest = words[0], words[1:]
     match = _OPTION.fullmatch(word.text)
@@ -387,7 +361,7 @@ def job_of(options: Iterable[Option]) -> Job:
     if nodes and tasks and not per_node and tasks % nodes == 0:
         per_node = tasks // nodes
     tasks = tasks or nodes * (per_node or 1)
-    return Job(nodes, devices, tasks, per_node, kind, tuple(last.values()))
+    return Job(nodes, devices, tasks, per_node, kind, last)
 
 
 def _devices(last: Mapping[str, Option]) -> tuple[str, int]:
@@ -419,7 +393,7 @@ def environment(job: Job) -> dict[str, str]:
         'SLURM_NNODES': job.nodes, 'SLURM_JOB_NUM_NODES': job.nodes, 'SLURM_GPUS_ON_NODE': job.devices,
         'SLURM_NTASKS': job.tasks, 'SLURM_NPROCS': job.tasks,
     }  # fmt: skip
-    last = {one.name: one for one in job.options}
+    last = job.options
     if 'ntasks-per-node' in last:
         variables['SLURM_NTASKS_PER_NODE'] = job.tasks_per_node
     if 'gpus-per-node' in last:
@@ -432,7 +406,7 @@ def environment(job: Job) -> dict[str, str]:
 
 def settings_of_job(job: Job, name: str) -> Iterator[Setting]:
     """Nodes and devices of each, as launchers call them. Arguments: ``name`` of the file."""
-    last = {one.name: one for one in job.options}
+    last = job.options
     # One task a node starts a launcher, which starts the rest; more are the processes themselves.
     are_processes = job.tasks_per_node > 1
     per_node = job.tasks_per_node if are_processes else job.devices

@@ -8,7 +8,7 @@ from typing import Final
 
 from simpar.importing import megatron, mixtures
 from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
-from simpar.importing.settings import NOW, Setting, Settings, Source, real, table_of
+from simpar.importing.settings import Setting, Settings, Source, real, table_of
 
 _A: Final = 'workload.optimizer'
 _Z: Final = 'zero_optimization'
@@ -150,8 +150,6 @@ def sharding(ds: Settings) -> Iterator[Finding]:
         yield Entry('plan.fusion', f'{bucket * size / 1e6:g} MB', ds.given(name), 'messages of so many numbers')
     elif name in ds and stage:
         yield Unmapped(name, 'messages are those of a layer')
-    else:
-        yield from ds.left('', name)
     name = f'{_Z}.stage3_param_persistence_threshold'
     if stage == 3 and (threshold := _sized(ds, name)) >= 1:
         yield Entry('plan.shard_threshold', f'{threshold * size / 1e3:g} KB', ds.given(name))
@@ -203,11 +201,7 @@ def checkpoints(_: Settings) -> Iterator[Finding]:
 
 
 DEEPSPEED: Final = Source(
-    name='DeepSpeed',
-    profile='h100-sxm-8',
-    table=table_of('deepspeed'),
-    rules=(model, batch, precision, sharding, checkpoints),
-    framework=lambda _: ('DeepSpeed', NOW),
+    'DeepSpeed', table_of('deepspeed'), rules=(model, batch, precision, sharding, checkpoints), framework='DeepSpeed'
 )
 
 # Megatron-DeepSpeed: deepspeedai/Megatron-DeepSpeed megatron/arguments.py
@@ -218,18 +212,14 @@ def deepspeed_model(flags: Settings) -> Iterator[Finding]:
     yield from flags.said('num-key-value-heads', 'embed-layernorm')
     if flags.text('attention-head-type') == 'multiquery':
         yield Entry('workload.transformer.kv_heads', 1, ('attention-head-type',))
-    if mixtures.number_of_experts(flags):
-        yield from flags.said('expert-interval', silent=True)
-    else:
-        yield from flags.left('without num-experts', 'expert-interval')
+    has_experts = mixtures.number_of_experts(flags) > 0
+    yield from flags.said_where(has_experts, 'without num-experts', 'expert-interval', silent=True)
 
 
 def deepspeed_order(flags: Settings) -> Iterator[Finding]:
     """Zero Bubble, where there is a pipeline."""
-    if flags.number('pipeline-model-parallel-size') > 1:
-        yield from flags.said('enable-zbh1-pipeline')
-    else:
-        yield from flags.left('one pipeline rank', 'enable-zbh1-pipeline')
+    is_pipeline = flags.number('pipeline-model-parallel-size') > 1
+    yield from flags.said_where(is_pipeline, 'one pipeline rank', 'enable-zbh1-pipeline')
 
 
 def deepspeed_sharding(flags: Settings) -> Iterator[Finding]:
@@ -252,11 +242,10 @@ def deepspeed_sharding(flags: Settings) -> Iterator[Finding]:
 
 _OWN: Final = (deepspeed_order, deepspeed_sharding)
 MEGATRON_DEEPSPEED: Final = Source(
-    name='Megatron-DeepSpeed',
-    profile='h100-sxm-8',
-    table=table_of('megatron_deepspeed').over(megatron.MEGATRON.table),
+    'Megatron-DeepSpeed',
+    table_of('megatron_deepspeed').over(megatron.MEGATRON.table),
     rules=(*megatron.OF_MODEL, deepspeed_model, *megatron.OF_PLAN, *_OWN, megatron.recompute),
-    framework=lambda _: ('Megatron-DeepSpeed', NOW),
+    framework='Megatron-DeepSpeed',
 )
 
 
@@ -290,11 +279,10 @@ def neox_model(flags: Settings) -> Iterator[Finding]:
 
 
 GPT_NEOX: Final = Source(
-    name='GPT-NeoX',
-    profile='h100-sxm-8',
-    table=table_of('gpt_neox').over(MEGATRON_DEEPSPEED.table),
+    'GPT-NeoX',
+    table_of('gpt_neox').over(MEGATRON_DEEPSPEED.table),
     rules=(*megatron.OF_MODEL, deepspeed_model, neox_model, *megatron.OF_PLAN, *_OWN, megatron.recompute),
-    framework=lambda _: ('Megatron-DeepSpeed', NOW),
+    framework='Megatron-DeepSpeed',
 )
 MEGATRON_DEEPSPEED_HINTS: Final = re.compile(r'--(deepspeed|zero.stage|ds.sequence.parallel|no.pipeline.parallel)')
 """Flags that Megatron-LM does not have."""

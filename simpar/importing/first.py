@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -35,6 +35,8 @@ class Question(NamedTuple):
     comment: str
 
 
+_WHAT_IF: Final = 'would {} be faster? The plan is compared with them'
+_INTERLEAVED: Final = 'what interleaved stages gain, over plain 1F1B'
 NONE: Final = Question({}, 'no baseline is known to fit this plan: write what to compare with, e.g. {plan.copies: 2}')
 
 
@@ -111,44 +113,37 @@ def clean(text: str) -> str:
 def questions(values: Mapping[str, Any], ranks: int) -> Iterator[Question]:
     """Baselines for a plan, the most telling first: without one kind of overlap that it has, else with copies.
 
+    Plans that overlap nothing are weighed against two copies, interleaved stages, and overlapped sums.
     Arguments: ``values`` of the schedule by dotted key; ``ranks`` in all.
     """
-    inner = values.get('plan.pipeline', 1) * values.get('plan.tensor', 1) * values.get('plan.context', 1)
-    data = values.get('plan.data') or max(1, ranks // max(1, inner))
-    if values.get('plan.copies', 1) > 1:
-        yield Question({'plan.copies': 1}, 'what the copies gain, over the whole batch at once')
-    if values.get('plan.chunks', 1) > 1 and values.get('plan.order') == 'interleaved-1f1b':
-        yield Question({'plan.order': '1f1b', 'plan.chunks': 1}, 'what interleaved stages gain, over plain 1F1B')
-    if values.get('plan.tiles', 1) > 1:
-        yield Question({'plan.tiles': 1}, 'what products and messages in tiles gain')
-    passes = values.get('plan.overlap')
-    if passes:
-        yield Question({'plan.overlap': []}, 'what the overlap passes gain')
-    if data > 1 and values.get('plan.zero', 0) == 3 and values.get('plan.prefetch', 1):
-        yield Question({'plan.prefetch': 0}, 'what gathers ahead of their use gain')
-    if data > 1 and values.get('plan.reduce_gradients') == 'overlapped':
-        yield Question({'plan.reduce_gradients': 'end'}, 'what sums of gradients under the backward gain')
-    yield from _what_if(values, data)
 
+    def plan(key: str, otherwise: Any = 1) -> Any:
+        return values.get(f'plan.{key}', otherwise)
 
-def _what_if(values: Mapping[str, Any], data: int) -> Iterator[Question]:
-    """Plans to weigh this one against, which overlaps nothing: two copies, interleaved stages, overlapped sums."""
-    micro = values.get('plan.micro_batches', 1)
-    comment = 'would two copies be faster? The plan is compared with them'
-    if any(values.get(key, 1) > 1 for key in ('plan.tensor', 'plan.context', 'plan.expert')):
-        yield Question({'plan.copies': 2}, comment)
-        if micro % 2 == 0:
-            yield Question({'plan.copies': 2, 'plan.micro_batches': micro // 2}, comment)
-    if values.get('plan.overlap') == []:
-        comment = "would MindSpore's overlap passes be faster? The plan is compared with them"
-        yield Question({'plan.overlap': list(PASSES)}, comment)
-    stages, layers = values.get('plan.pipeline', 1), values.get('workload.transformer.layers', 0)
-    if stages > 1 and micro % stages == 0 and layers and layers % (2 * stages) == 0:
-        comment = 'would interleaved stages be faster? The plan is compared with them'
-        yield Question({'plan.order': 'interleaved-1f1b', 'plan.chunks': 2}, comment)
-    if data > 1:
-        comment = 'would sums of gradients under the backward be faster? The plan is compared with them'
-        yield Question({'plan.reduce_gradients': 'overlapped'}, comment)
+    inner, micro, stages = plan('pipeline') * plan('tensor') * plan('context'), plan('micro_batches'), plan('pipeline')
+    ahead = plan('zero', 0) == 3 and plan('prefetch')
+    is_shared = (plan('data', 0) or max(1, ranks // max(1, inner))) > 1
+    is_split = any(plan(key) > 1 for key in ('tensor', 'context', 'expert'))
+    layers, is_even = values.get('workload.transformer.layers', 0), micro % 2 == 0
+    chunked = stages > 1 and micro % stages == 0 and layers and layers % (2 * stages) == 0
+    interleaved, overlaps = plan('order') == 'interleaved-1f1b', plan('reduce_gradients') == 'overlapped'
+    copies = _WHAT_IF.format('two copies')
+    rows: Sequence[tuple[Any, dict[str, Any], str]] = (
+        (plan('copies') > 1, {'copies': 1}, 'what the copies gain, over the whole batch at once'),
+        (plan('chunks') > 1 and interleaved, {'order': '1f1b', 'chunks': 1}, _INTERLEAVED),
+        (plan('tiles') > 1, {'tiles': 1}, 'what products and messages in tiles gain'),
+        (plan('overlap', ()), {'overlap': []}, 'what the overlap passes gain'),
+        (is_shared and ahead, {'prefetch': 0}, 'what gathers ahead of their use gain'),
+        (is_shared and overlaps, {'reduce_gradients': 'end'}, 'what sums of gradients under the backward gain'),
+        (is_split, {'copies': 2}, copies),
+        (is_split and is_even, {'copies': 2, 'micro_batches': micro // 2}, copies),
+        (plan('overlap', None) == [], {'overlap': list(PASSES)}, _WHAT_IF.format("MindSpore's overlap passes")),
+        (chunked, {'order': 'interleaved-1f1b', 'chunks': 2}, _WHAT_IF.format('interleaved stages')),
+        (is_shared, {'reduce_gradients': 'overlapped'}, _WHAT_IF.format('sums of gradients under the backward')),
+    )
+    for holds, against, comment in rows:
+        if holds:
+            yield Question({f'plan.{key}': value for key, value in against.items()}, comment)
 
 
 # plans that fit

@@ -10,7 +10,7 @@ from simpar import hardware, profiles
 from simpar.errors import Problem, ScheduleError
 from simpar.importing import findings
 from simpar.importing.first import NONE, WIDTH, Question, clean, yaml_of
-from simpar.importing.settings import ACCELERATOR, DEVICE_MEMORY, NODE_SIZE, Setting, Settings, Source, shaping
+from simpar.importing.settings import ACCELERATOR, DEVICE_MEMORY, NODE_SIZE, NOW, Setting, Settings, Source, shaping
 
 BESIDE: Final = ('model-config', 'model-longest', 'model-hidden', 'model-type', NODE_SIZE, DEVICE_MEMORY)
 """What rules look at and no file has: it is given beside."""
@@ -88,7 +88,8 @@ def mapped(
     nodes, larger = _cluster(profile, name, ranks, node)
     values, more = _repeated({**nodes, **values})
     values, rounded = _rounded(values, ranks)
-    framework, year = source.framework(settings)
+    said_so = source.framework
+    framework, year = (said_so, NOW) if isinstance(said_so, str) else said_so(settings)
     # Behind the profile, where a reader looks for the machine.
     head = {'cluster.profile': values['cluster.profile'], 'cluster.stack': profiles.stack_of(framework, name, year)}
     comments = {one.key: _comment(settings, one) for one in says}

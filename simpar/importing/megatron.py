@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from simpar.files import read_csv
+from simpar import files, profiles
 from simpar.importing import mixtures
 from simpar.importing.findings import IDLE, Entry, Finding, Guess, Mistake, Unmapped
 from simpar.importing.settings import FOLDER, NOW, Settings, Source, first_layers, table_of
-from simpar.profiles import choices_in, stack_of
 
 _T: Final = 'workload.transformer'
 _PROGRAMS: Final = {
@@ -114,9 +113,9 @@ def graphs(flags: Settings) -> Iterator[Finding]:
     """A stack with captured graphs or another dispatcher, where flags ask for them."""
     by = tuple(name for name in flags.named if 'cuda-graph' in name and 'warmup' not in name)
     by += flags.given('moe-token-dispatcher-type', 'moe-flex-dispatcher-backend', 'moe-enable-deepep')
-    if words := choices_in(' '.join(f'{name}={flags.text(name)}' for name in by)):
+    if words := profiles.choices_in(' '.join(f'{name}={flags.text(name)}' for name in by)):
         name, year = framework(flags)
-        yield Entry('cluster.stack', stack_of(name + words, '', year), by)
+        yield Entry('cluster.stack', profiles.stack_of(name + words, '', year), by)
 
 
 def attention(flags: Settings) -> Iterator[Finding]:
@@ -222,7 +221,7 @@ def tokenizer_of(texts: Iterable[str]) -> tuple[int, str] | None:
     google-bert/bert-base-uncased, google/gemma-2-9b.
     """
     full = ' '.join(texts).lower()
-    fitting = (row for row in read_csv(FOLDER / 'tokenizers.csv') if re.search(row['name'], full))
+    fitting = (row for row in files.read_csv(FOLDER / 'tokenizers.csv') if re.search(row['name'], full))
     return next(((int(row['words']), row['tokenizer']) for row in fitting), None)
 
 
@@ -622,11 +621,9 @@ def recompute(flags: Settings) -> Iterator[Finding]:
         # MindSpeed's attention that waits on the host reads them without it.
         read = () if flags.on('swap-attention') else names
         yield from flags.left('without recompute-granularity', *read, 'recompute-modules')
-    shares = 'distribute-saved-activations'
-    if kind == 'full' and flags.number('tensor-model-parallel-size') > 1 and not flags.on('sequence-parallel'):
-        yield from flags.said(shares)
-    else:
-        yield from flags.left('no two ranks hold the same inputs of recomputed layers', shares)
+    alike = kind == 'full' and flags.number('tensor-model-parallel-size') > 1 and not flags.on('sequence-parallel')
+    why = 'no two ranks hold the same inputs of recomputed layers'
+    yield from flags.said_where(alike, why, 'distribute-saved-activations')
 
 
 _OF_EXPERTS: Final = 'moe-layer-recompute'
@@ -712,20 +709,15 @@ def recomputed_layers(flags: Settings, stages: list[int], count: int, *, last: b
 
 def further(flags: Settings) -> Iterator[Finding]:
     """Modules that predict further tokens, and the weight of their losses."""
-    if flags.number('mtp-num-layers'):
-        yield from flags.said('mtp-num-layers', 'mtp-loss-scaling-factor')
-    else:
-        yield from flags.left('no modules', 'mtp-num-layers', 'mtp-loss-scaling-factor')
+    has_modules = flags.number('mtp-num-layers') != 0
+    yield from flags.said_where(has_modules, 'no modules', 'mtp-num-layers', 'mtp-loss-scaling-factor')
 
 
 OF_MODEL: Final = (trainer, position, blocks, attention, latent, further, vocabulary, mixtures.experts)
 OF_PLAN: Final = (cluster, batch, precision, optimizer, parallel, pipeline, pairs, offload)
+WHOLE_PLAN: Final = (*OF_PLAN, sharding, recompute)
 MEGATRON: Final = Source(
-    name='Megatron-LM',
-    profile='h100-sxm-8',
-    table=table_of('megatron'),
-    rules=(*OF_MODEL, *OF_PLAN, sharding, recompute, graphs),
-    framework=framework,
+    'Megatron-LM', table_of('megatron'), rules=(*OF_MODEL, *WHOLE_PLAN, graphs), framework=framework
 )
 
 # the same words in files of YAML, of NeMo, Megatron-Bridge and Primus
@@ -758,9 +750,8 @@ def sections(flags: Settings) -> Iterator[Finding]:
 
 
 NEMO: Final = Source(
-    name='NeMo, Megatron-Bridge or Primus',
-    profile='h100-sxm-8',
-    table=table_of('nemo').over(MEGATRON.table),
-    rules=(*OF_MODEL, grouped, *OF_PLAN, sharding, recompute, graphs, sections),
+    'NeMo, Megatron-Bridge or Primus',
+    table_of('nemo').over(MEGATRON.table),
+    rules=(*OF_MODEL, grouped, *WHOLE_PLAN, graphs, sections),
     framework=framework,
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
-from simpar.importing.settings import DEVICE_MEMORY, NOW, SPEED_UP, Settings, Source, first_layers, table_of
+from simpar.importing.settings import DEVICE_MEMORY, SPEED_UP, Settings, Source, first_layers, table_of
 
 _T: Final = 'workload.transformer'
 _M: Final = 'model.model_config'
@@ -439,9 +439,9 @@ def optimizer(config: Settings) -> Iterator[Finding]:
 
 
 MINDFORMERS: Final = Source(
-    name='MindFormers',
-    profile='ascend910b-8',
-    table=table_of('mindformers'),
+    'MindFormers',
+    table_of('mindformers'),
     rules=(model, further, parallel, passes, memory, sharding, recompute, optimizer),
-    framework=lambda _: ('MindFormers', NOW),
+    framework='MindFormers',
+    profile='ascend910b-8',
 )

@@ -8,21 +8,9 @@ from collections.abc import Iterator
 from math import sqrt
 from typing import Final
 
+from simpar.importing import megatron, mixtures
 from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped, value_of
-from simpar.importing.megatron import (
-    MEGATRON,
-    OF_MODEL,
-    OF_PLAN,
-    activation_of,
-    idle_layers,
-    is_v,
-    recompute,
-    recomputed_layers,
-    sharding,
-    stages_of,
-)
-from simpar.importing.mixtures import number_of_experts
-from simpar.importing.settings import NOW, Settings, Source, first_layers, table_of
+from simpar.importing.settings import Settings, Source, first_layers, table_of
 
 _T: Final = 'workload.transformer'
 
@@ -90,7 +78,7 @@ def adapters(flags: Settings) -> Iterator[Finding]:
         yield Mistake(name, f'not modelled: adapters of {", ".join(unknown)}', f'--set {name}=linear_qkv')
         return
     of = [choices[one] for one in modules]
-    if number_of_experts(flags) and {'fc1', 'fc2'} & {*of}:
+    if mixtures.number_of_experts(flags) and {'fc1', 'fc2'} & {*of}:
         yield Mistake(name, 'not modelled: adapters of experts', f'--set {name}=linear_qkv')
     rank = max(1, flags.number('lora-r'))
     yield Entry(f'{_T}.lora.rank', rank, flags.given('lora-r') or (name,))
@@ -144,7 +132,7 @@ def documents(flags: Settings) -> Iterator[Finding]:
 def mindspeed_experts(flags: Settings) -> Iterator[Finding]:
     """What MindSpeed-LLM says of experts in its own words."""
     yield from flags.said('first-k-dense-replace')
-    if not number_of_experts(flags):
+    if not mixtures.number_of_experts(flags):
         yield from flags.left('without num-experts', 'n-shared-experts')
     elif flags.number('n-shared-experts'):
         width = flags.number('moe-ffn-hidden-size') or flags.number('ffn-hidden-size')
@@ -172,7 +160,7 @@ def mindspeed_plan(flags: Settings) -> Iterator[Finding]:
         yield Entry('plan.tiles', count, (*tiled, *parts), 'products and sums in parts')
     else:
         yield from flags.left('with one tensor rank, or switched off', *tiled, *parts)
-    if is_v(flags):
+    if megatron.is_v(flags):
         yield Entry('plan.order', 'dualpipe-v', ('schedules-method',))
         yield Entry('plan.chunks', 2, ('schedules-method',))
     elif 'schedules-method' in flags:
@@ -228,7 +216,7 @@ def exchanged_heads(flags: Settings) -> Iterator[Finding]:
 
 def swapped(flags: Settings) -> Iterator[Finding]:
     """Activations of attention that wait on the host; of layers that are recomputed, the feed-forward alone is."""
-    name, stages = 'swap-attention', stages_of(flags).layers
+    name, stages = 'swap-attention', megatron.stages_of(flags).layers
     if not flags.on(name):
         yield from flags.left('without swap-attention', 'swap-modules')
         return
@@ -236,8 +224,8 @@ def swapped(flags: Settings) -> Iterator[Finding]:
     kind = flags.text(method[0]) if method else ''
     # Ascend/MindSpeed 028de58ca6, mindspeed/core/memory/swap_attention/adaptor.py, line 101 on, beside any granularity.
     count = flags.number('recompute-num-layers') if number else 0
-    away = recomputed_layers(flags, stages, count, last=True) if stages and kind == 'block' else stages
-    again = recomputed_layers(flags, stages, count) if stages and kind != 'uniform' else stages
+    away = megatron.recomputed_layers(flags, stages, count, last=True) if stages and kind == 'block' else stages
+    again = megatron.recomputed_layers(flags, stages, count) if stages and kind != 'uniform' else stages
     most = max(away or [0])
     fits = stages and away and all(one in (most, *range(has, most)) for one, has in zip(away, stages, strict=True))
     if not fits or stages is None or again is None or flags.text('recompute-granularity') == 'selective':
@@ -250,9 +238,9 @@ def swapped(flags: Settings) -> Iterator[Finding]:
         yield Entry('plan.offload', ['attention', *(['optimizer'] if both else [])], (name, *both))
         yield Entry('plan.offload_layers', most, by)
         if any(again) or flags.text('recompute-granularity') == 'full':
-            dense = ('fc1', activation_of(flags), 'fc2')
+            dense = ('fc1', megatron.activation_of(flags), 'fc2')
             mixed = ('route*', 'dispatch', 'experts.*', *(['shared.*'] if flags.number('n-shared-experts') else []))
-            first = max(0, flags.number('first-k-dense-replace')) if number_of_experts(flags) else 10**9
+            first = max(0, flags.number('first-k-dense-replace')) if mixtures.number_of_experts(flags) else 10**9
             layers = first_layers(stages, again)
             own = [f'layer{layer}.{one}' for layer in layers for one in (dense if layer < first else mixed)]
             yield Entry('plan.recompute', own or 'none', by)
@@ -263,11 +251,11 @@ def recomputed_parts(flags: Settings) -> Iterator[Finding]:
 
     Ascend/MindSpeed 028de58ca6, mindspeed/core/memory/recompute/recompute_common.py, line 91 on.
     """
-    parts = {'recompute-activation-function': activation_of(flags), 'recompute-norm': 'norm?'}
+    parts = {'recompute-activation-function': megatron.activation_of(flags), 'recompute-norm': 'norm?'}
     on = [name for name in parts if flags.on(name)]
     numbers = {name: flags.given(f'{name}-num-layers') for name in parts}
     yield from flags.left('switched off', *(one for name in parts if name not in on for one in numbers[name]))
-    said = value_of('plan.recompute', (*recompute(flags), *swapped(flags)))
+    said = value_of('plan.recompute', (*megatron.recompute(flags), *swapped(flags)))
     if said == 'full':
         yield from flags.left('every layer is recomputed in full', *on, *(one for name in on for one in numbers[name]))
         return
@@ -275,12 +263,12 @@ def recomputed_parts(flags: Settings) -> Iterator[Finding]:
     first = flags.number('recompute-num-layers') if flags.given('recompute-num-layers') else 0
     whole = flags.text('recompute-granularity') == 'full' and not flags.on('swap-attention')
     for name in on:
-        (by, stages), operator = (numbers[name], stages_of(flags).layers), parts[name]
-        if said == 'selective' or ((by or (first and not whole)) and (stages is None or is_v(flags))):
+        (by, stages), operator = (numbers[name], megatron.stages_of(flags).layers), parts[name]
+        if said == 'selective' or ((by or (first and not whole)) and (stages is None or megatron.is_v(flags))):
             yield Unmapped(name, 'beside this recomputation, which is written')
         elif stages is not None and (by or (first and not whole)):
-            most = recomputed_layers(flags, stages, first + flags.number(by[0])) if by else stages
-            done = first_layers(stages, recomputed_layers(flags, stages, first)) if first else []
+            most = megatron.recomputed_layers(flags, stages, first + flags.number(by[0])) if by else stages
+            done = first_layers(stages, megatron.recomputed_layers(flags, stages, first)) if first else []
             found = [*found, *(f'layer{one}.*{operator}' for one in first_layers(stages, most) if one not in done)]
             yield Entry('plan.recompute', found or 'none', (name, *by))
         else:
@@ -308,22 +296,22 @@ def expansion(flags: Settings) -> Iterator[Finding]:
 
 def mindspeed_stages(flags: Settings) -> Iterator[Finding]:
     """Layers without those that do nothing."""
-    if idle := idle_layers(flags):
+    if idle := megatron.idle_layers(flags):
         yield Entry(f'{_T}.layers', flags.number('num-layers') - len(idle), ('num-layers', 'noop-layers'))
     else:
         yield from flags.left('none', 'noop-layers')
 
 
 MINDSPEED: Final = Source(
-    name='MindSpeed',
+    'MindSpeed',
+    table_of('mindspeed').over(megatron.MEGATRON.table),
+    rules=(*megatron.OF_MODEL, mindspeed_model, mindspeed_experts, *megatron.WHOLE_PLAN, mindspeed_plan),
+    framework='MindSpeed-LLM',
     profile='ascend910b-8',
-    table=table_of('mindspeed').over(MEGATRON.table),
-    rules=(*OF_MODEL, mindspeed_model, mindspeed_experts, *OF_PLAN, sharding, recompute, mindspeed_plan),
     # Nodes of the Atlas 800T A3 have sixteen dies.
     nodes={16: 'ascend910c-16'},
     # As its examples are called: pretrain_…_A5_ptd.sh.
     names={'a3': 'ascend910c-16', 'a5': 'ascend950-8'},
-    framework=lambda _: ('MindSpeed-LLM', NOW),
 )
 MINDSPEED_HINTS: Final = re.compile(
     r'ascend|hccl|mindspeed|\bnpu|msrun|use-fused-rotary-pos-emb|--(norm-topk-prob|seq-aux|post-norm|add-dense-bias|'

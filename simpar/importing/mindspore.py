@@ -13,25 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from simpar import files, profiles
+from simpar import errors, files, profiles
 from simpar.errors import ScheduleError
-from simpar.importing import findings, mapping
-from simpar.importing.mindspore_network import LABEL, LOSSES, LOST, has_weights, last, row_of
-from simpar.importing.mindspore_parallel import WRAPPERS, Parallel
-from simpar.importing.python_script import (
-    BY_LAYERS,
-    UNKNOWN,
-    Cell,
-    Data,
-    Function,
-    Method,
-    Thing,
-    Unknown,
-    has_data,
-    method_of,
-    said_of,
-    tree_of,
-)
+from simpar.importing import findings, mapping, mindspore_parallel, python_script
+from simpar.importing.mindspore_network import LABEL, LOSSES, LOST, has_weights, row_of, words
+from simpar.importing.python_script import UNKNOWN, Cell, Data, Function, Method, Thing, has_data, last, said_of
 
 HINT: Final = re.compile(r'^\s*(?:import|from)\s+mindspore\b', re.MULTILINE)
 USUAL: Final = 'ascend910b-8'
@@ -40,55 +26,22 @@ _WORKERS = re.compile(
     r'(?:--worker_num[= ]|\b(?:MS_WORKER_NUM|RANK_SIZE|DEVICE_NUM)=|\bmpirun\b[^\n]*?\s(?:-n|-np|--np)\s+)(\d+|\$)'
 )
 _COMMENT = re.compile(r'(?m)(^|\s)#.*$')
-OPTIMIZERS: Final[Mapping[str, tuple[str, Mapping[str, str], tuple[str, ...]]]] = {
-    # Of MindSpore: ours, its arguments that have keys, and all of them in their order.
-    'SGD': ('sgd', {'learning_rate': 'learning_rate'},
-            ('params', 'learning_rate', 'momentum', 'dampening', 'weight_decay', 'nesterov', 'loss_scale')),
-    'Momentum': ('momentum', {'learning_rate': 'learning_rate', 'momentum': 'momentum', 'weight_decay': 'weight_decay',
-                              'use_nesterov': 'nesterov'},
-                 ('params', 'learning_rate', 'momentum', 'weight_decay', 'loss_scale', 'use_nesterov')),
-    'Adam': ('adam', {'learning_rate': 'learning_rate', 'beta1': 'beta1', 'beta2': 'beta2', 'eps': 'epsilon'},
-             ('params', 'learning_rate', 'beta1', 'beta2', 'eps', 'use_locking', 'use_nesterov', 'weight_decay',
-              'loss_scale', 'use_amsgrad', 'use_lazy', 'use_offload')),
-    'AdamWeightDecay': ('adamw', {'learning_rate': 'learning_rate', 'beta1': 'beta1', 'beta2': 'beta2',
-                                  'eps': 'epsilon', 'weight_decay': 'weight_decay'},
-                        ('params', 'learning_rate', 'beta1', 'beta2', 'eps', 'weight_decay')),
-}  # fmt: skip
+OPTIMIZERS: Final = words('optimizer')
 _OTHER_UPDATES: Final = ('use_amsgrad', 'use_lazy', 'use_offload')
 """Arguments of an optimizer with which it is another one."""
-_TRAINS: Final[Mapping[str, tuple[str, ...]]] = {
-    'Model': ('network', 'loss_fn', 'optimizer', 'metrics', 'eval_network', 'eval_indexes', 'amp_level', 'boost_level'),
-    'WithLossCell': ('network', 'loss_fn'),
-    'TrainOneStepCell': ('network', 'optimizer', 'sens'),
-    'build_train_network': ('network', 'optimizer', 'loss_fn', 'amp_level', 'boost_level'),
-}
+_TRAINS: Final = words('training')
 """What puts a network, a loss and an optimizer together, and its arguments."""
 _FREE: Final = ('metrics', 'eval_network', 'eval_indexes', 'keep_batchnorm_fp32', 'sens')
 _STARTS: Final = re.compile('test_|main|train|run')
 """Names of functions that start a training where nothing else does."""
 _LEVELS: Final = {'O0': 'fp32', 'O2': 'fp16', 'O3': 'fp16'}
-_SHAPES: Final = frozenset(
-    {'shard', 'recompute', 'set_comm_fusion', 'to_float', 'add_prim_attr', 'set_device', 'place'}
-)
+_SHAPES: Final = words('shaping')
 """Methods that say something of model or plan, whatever they are of."""
 _ATTRIBUTES: Final = frozenset({'pipeline_stage', 'pipeline_segment', 'requires_grad', 'comm_fusion', 'weight', 'bias'})
 """Attributes that say something of model or plan; those of a parameter are not read."""
-_HARMLESS: Final = frozenset(
-    {
-        *('set_train', 'get_parameters', 'parameters_dict', 'untrainable_params', 'parameters_and_names', 'init_data'),
-        *('update_parameters_name', 'init_parameters_data', 'set_grad', 'cells', 'cells_and_names', 'name_cells'),
-        *('set_inputs', 'compile', 'trainable_params', 'parameters_broadcast_dict', 'check_names', 'flatten_weights'),
-    }
-)
+_HARMLESS: Final = words('harmless')
 """Methods of a cell that do not change what a step does."""
-_SETTERS: Final = frozenset(
-    {
-        *('set_seed', 'set_memory', 'set_dump', 'set_recursion_limit'),
-        *('set_device', 'set_deterministic', 'set_cpu_affinity', 'set_numa_enable', 'set_prefetch_size'),
-        *('set_num_parallel_workers', 'set_monitor_sampling_interval', 'set_enable_shared_mem', 'set_auto_num_workers'),
-        *('set_dynamic_columns', 'set_sending_batches', 'set_kernel_launch_group'),
-    }
-)
+_SETTERS: Final = words('setter')
 """Functions of MindSpore that set something without an effect on what a step does; all other setters are refused."""
 
 
@@ -98,7 +51,7 @@ def imported_script(text: str, path: Path, given: Mapping[str, str], profile: st
     Arguments: ``given``, ``worker_num`` or another number of the script; ``profile`` of the cluster.
     Raises ``ScheduleError`` with a line for each thing that is not understood.
     """
-    tree = tree_of(text, path)
+    tree = python_script.tree_of(text, path)
     reader = Script(str(path), path.parent, given=dict(given))
     reader.launched(path)
     try:
@@ -110,7 +63,7 @@ def imported_script(text: str, path: Path, given: Mapping[str, str], profile: st
 
 
 @dataclass(eq=False)
-class Script(Parallel):
+class Script(mindspore_parallel.Parallel):
     """A script of MindSpore.
 
     Arguments:
@@ -153,8 +106,8 @@ class Script(Parallel):
             for number in _WORKERS.findall(text) if runs else ():
                 at = next((place for place, line in enumerate(raw.splitlines(), 1) if number in line), 1)
                 found.setdefault(int(number) if number.isdecimal() else 0, f'{script}:{at}')
-            for words in runs:
-                for option, value in re.findall(r'--([\w-]+)(?:[= ]\s*([^\s-][^\s]*))?', words):
+            for called in runs:
+                for option, value in re.findall(r'--([\w-]+)(?:[= ]\s*([^\s-][^\s]*))?', called):
                     known = option.replace('-', '_')
                     said_so = UNKNOWN if '$' in value else value or True
                     self.options[known] = said_so if self.options.get(known, said_so) == said_so else UNKNOWN
@@ -223,7 +176,7 @@ class Script(Parallel):
             order = ('network', 'amp_level')
             self.level(made.argument('amp_level', order, 'O0'), line)
             return made.argument('network', order, UNKNOWN)
-        elif last_of in WRAPPERS:
+        elif last_of in mindspore_parallel.WRAPPERS:
             return self.wrap(last_of, line, values, named)
         elif last_of in _TRAINS:
             return self.wraps(last_of, line, values, named)
@@ -305,7 +258,7 @@ class Script(Parallel):
 
     def wraps(self, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         """A call that puts a network, its loss and its optimizer together."""
-        said = said_of(_TRAINS[name], values, named)
+        said = said_of(_TRAINS[name].order, values, named)
         inner = said.pop('network', UNKNOWN)
         loss, optimizer = said.pop('loss_fn', None), said.pop('optimizer', None)
         self.level(said.pop('amp_level', said.pop('level', 'O0')), line)
@@ -322,7 +275,7 @@ class Script(Parallel):
             elif of is not None:
                 what = (
                     f'the {kind} of {name} is not known'
-                    if isinstance(of, (Unknown, Cell))
+                    if isinstance(of, (python_script.Unknown, Cell))
                     else f'{last(of)} is not read'
                 )
                 self.refuse(line, what, f'write one of {", ".join(known)}')
@@ -347,7 +300,7 @@ class Script(Parallel):
         owner, name = of.owner, of.name
         if isinstance(owner, Method) and isinstance(owner.owner, Thing) and name == 'shard':
             return self.sharded(owner.owner, owner.name, line, values, named)
-        found = method_of(owner, name) if isinstance(owner, Cell) else None
+        found = owner.method(name) if isinstance(owner, Cell) else None
         if found and isinstance(owner, Cell):
             return self.bound(owner, found, values, named)
         if has_data(owner, *values, *named.values()):
@@ -369,7 +322,7 @@ class Script(Parallel):
         shape = values[0] if len(values) == 1 and isinstance(values[0], (tuple, list)) else tuple(values)
         if isinstance(owner, Data) and name in ('reshape', 'view') and len(shape) > 1 and shape[0] == -1:
             return self.shaped('reshape', Thing(name, line), owner, shape, line)
-        return self.refuse(line, f'.{name}() of a tensor is not known', BY_LAYERS)
+        return self.refuse(line, f'.{name}() of a tensor is not known', python_script.BY_LAYERS)
 
     def of_layer(self, owner: Thing | Cell, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         """A method of a layer, a cell or a container of cells."""
@@ -427,7 +380,7 @@ class Script(Parallel):
             usual = named.get('default', named.get('action') == 'store_false' if is_switch else None)
             is_open = named.get('required') is True or not long.startswith('-')
             found = self.given.get(known, self.options.get(known, NotImplemented))
-            if is_switch and found is not NotImplemented and not isinstance(found, Unknown):
+            if is_switch and found is not NotImplemented and not isinstance(found, python_script.Unknown):
                 found = str(found).lower() == 'true' if known in self.given else named.get('action') == 'store_true'
             value = (UNKNOWN if is_open else usual) if found is NotImplemented else _literal(found)
             owner.marks['parsed'][known] = str(value) if last(named.get('type')) == 'str' and value == found else value
@@ -459,7 +412,7 @@ class Script(Parallel):
             self.gap(of.last, 'under a condition', line, 'it is made at each step')
         if isinstance(of, Cell) and not self.depth and not has_data(*values):
             # A step by hand calls the network with a batch of which nothing is known.
-            if method_of(of, 'construct') and all(of is not one for one in self.called):
+            if of.method('construct') and all(of is not one for one in self.called):
                 self.called.append(of)
             return UNKNOWN
         if of is self.with_loss and self.depth and len(values) > 1 and isinstance(values[0], Data):
@@ -502,7 +455,7 @@ class Script(Parallel):
             of = self.network = self.called[0]
         if of is None:
             return UNKNOWN
-        found = method_of(of, 'construct') if isinstance(of, Cell) else None
+        found = of.method('construct') if isinstance(of, Cell) else None
         line = of.of.lineno if isinstance(of, (Function, Cell)) else of.line
         if self.forward is not None and self.trained is not None:
             self.refuse(line, 'a Model and a function of the script both train', 'name the file that trains once')
@@ -520,8 +473,9 @@ class Script(Parallel):
         if isinstance(first, Data) and (self.forward is None or of is self.with_loss):
             return first
         if not self.problems:
-            what = 'what the network returns is not one result of a layer'
-            self.refuse(line, what if self.forward is None else 'what is differentiated returns no loss', BY_LAYERS)
+            what = 'what is differentiated returns no loss'
+            what = what if self.forward is not None else 'what the network returns is not one result of a layer'
+            self.refuse(line, what, python_script.BY_LAYERS)
         return UNKNOWN
 
     def schedule(self, profile: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
@@ -559,7 +513,7 @@ class Script(Parallel):
         values: dict[str, Any] = {}
         loss = self.loss or self.one_of(self.losses, 'loss', LOSSES)
         if loss is not None:
-            values['workload.loss'] = LOSSES[loss.last]
+            values['workload.loss'] = LOSSES[loss.last].says
             self.line(loss.last, '', loss.line, ('workload.loss',))
             plain = ('sparse', 'logits', 'labels', 'input', 'target')
             for name, value in loss.named.items():
@@ -631,7 +585,7 @@ class Script(Parallel):
             self.refuse(of.line, f'{of.last} has arguments that are not known', 'leave them out')
         if of.last == 'SGD' and said.get('momentum') not in (None, 0, 0.0):
             # With momentum it is that optimizer.
-            kind, keys = 'momentum', {**OPTIMIZERS['Momentum'][1], 'nesterov': 'nesterov'}
+            kind, keys = 'momentum', {**OPTIMIZERS['Momentum'].keys, 'nesterov': 'nesterov'}
             if not isinstance(said['momentum'], (int, float)):
                 self.refuse(of.line, 'the momentum of SGD is no number that the script says', '--set says it')
         weights = said.pop('params', None)
@@ -683,3 +637,54 @@ def _literal(text: Any) -> Any:
     except (ValueError, SyntaxError):
         return text
     return found if isinstance(found, (int, float, str)) else text
+
+
+# lines that ``simpar export`` writes, as keys of a plan: a module that wraps a network and has none
+
+_NETWORK: Final = 'the network of parallel()'
+
+
+@dataclass(eq=False)
+class _Lines(Script):
+    """Lines around a network that is not there."""
+
+    def method(self, of: Method, line: int, values: list[Any], named: dict[str, Any]) -> Any:
+        names: list[str] = []
+        owner = of.owner
+        while isinstance(owner, Method):
+            names, owner = [owner.name, *names], owner.owner
+        is_operator = isinstance(owner, Thing) and owner.name == _NETWORK and bool(names)
+        if is_operator and of.name == 'shard' and len(values) == 1 and not named:
+            self.strategies['.'.join(names)] = self.slices(line, values[0])[1]
+            return UNKNOWN
+        return super().method(of, line, values, named)
+
+
+def plan_of(text: str, path: Path, ranks: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keys of the plan that lines say, and strategies of operators by their names in the network.
+
+    Arguments: ``path`` of the lines, beside which the JSON of overlap passes lies; ``ranks`` that they run on.
+    Raises ``ScheduleError`` where the lines of 2.3, ``set_context()``, say another plan than those of ``parallel()``.
+    """
+    said: dict[str, Any] = {}
+    strategies: dict[str, Any] = {}
+    for name, values in (('parallel', [Thing(_NETWORK, 0)]), ('set_context', [])):
+        reader = _Lines(str(path), path.parent, world=ranks, is_bare=True, strategies=dict(strategies))
+        reader.module(python_script.tree_of(text, path), reader.scope)
+        of = reader.scope.get(name)
+        if not isinstance(of, Function):
+            raise errors.refusal(path, f'has no {name}()', 'write it by simpar export --to mindspore')
+        reader.function(of.of, values, {}, of.scope)
+        stages = reader.number('pipeline_stages', 1)
+        reader.reads(ranks // stages)
+        plan = reader.plan(ranks, stages, [])
+        reader.leftover()
+        other = [key for key in plan if said.get(key, plan[key]) != plan[key]]
+        if other:
+            what = f'{", ".join(other)}: set_context() says another plan than parallel()'
+            reader.refuse(of.of.lineno, what, 'write the same')
+        if reader.problems:
+            raise ScheduleError(reader.problems)
+        # What only 2.3 has a setting for is not of parallel().
+        said, strategies = said or plan, reader.strategies
+    return said, strategies

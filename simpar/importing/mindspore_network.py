@@ -4,30 +4,39 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from simpar import files
 from simpar.importing import settings
-from simpar.importing.python_script import (
-    BY_LAYERS,
-    REFUSED,
-    UNKNOWN,
-    Cell,
-    Data,
-    Function,
-    Method,
-    Module,
-    Reader,
-    Thing,
-    Unknown,
-    method_of,
-    said_of,
-)
+from simpar.importing.python_script import BY_LAYERS, REFUSED, UNKNOWN, Cell, Data, Reader, Thing, last, said_of
 
-LOSSES: Final = {
-    'CrossEntropyLoss': 'cross-entropy', 'SoftmaxCrossEntropyWithLogits': 'cross-entropy', 'MSELoss': 'mse',
-    'MAELoss': 'mae', 'L1Loss': 'mae', 'cross_entropy': 'cross-entropy', 'mse_loss': 'mse', 'l1_loss': 'mae',
-}  # fmt: skip
+
+class Word(NamedTuple):
+    """A name of MindSpore: what it ``says`` here, what its arguments say (``keys``), and the ``order`` of these."""
+
+    says: str
+    keys: Mapping[str, str]
+    order: tuple[str, ...]
+
+
+def _pairs(text: str) -> dict[str, str]:
+    return {name: value for name, _, value in (pair.partition('=') for pair in text.split())}
+
+
+_WORDS: Final = files.read_csv(settings.FOLDER / 'mindspore_words.csv')
+
+
+def words(kind: str) -> dict[str, Word]:
+    """The names of a kind that are read, or that are known to say nothing."""
+    return {
+        name: Word(row['says'], _pairs(row['values']), tuple(row['arguments'].split()))
+        for row in _WORDS
+        if row['kind'] == kind
+        for name in row['names'].split()
+    }
+
+
+LOSSES: Final = words('loss')
 LOST: Final = 'a loss of a network'
 """The name of what a loss makes."""
 LABEL: Final = 'what a batch has beside the input'
@@ -36,13 +45,7 @@ _WITH_WEIGHTS: Final = ('dense', 'layer_norm', 'embedding')
 _MARKS: Final = ('comm_fusion', 'of the bias')
 _HELD: Final = {True: ('comm_fusion',), False: ()}
 _PLAIN: Final = (int, float, str, bool, type(None))
-_INNER: Final = {
-    'gelu': 'gelu',
-    'relu': 'relu',
-    'softmax': 'softmax',
-    'layer_norm': 'layer_norm',
-    'gather': 'embedding',
-}
+_INNER: Final = words('inner')
 """Operators inside of a layer whose strategy is that of the layer, and the kind of layer."""
 
 
@@ -124,7 +127,7 @@ class Network(Reader):
 
     def constructed(self, of: Cell, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         """What a cell makes of tensors."""
-        found = method_of(of, 'construct')
+        found = of.method('construct')
         if found is None:
             return self.refuse(line, f'{of.of.name} has no construct', 'write one')
         if self.depth < 2:
@@ -349,7 +352,7 @@ class Network(Reader):
         elif kind.kind == 'dense' and inner == 'matmul' and len(slices) == 2:
             # The weight of a Dense lies [out, in] in MindSpore, and [in, out] here.
             of.marks[key] = [slices[0], slices[1][::-1]]
-        elif not inner or _INNER.get(inner) == kind.kind:
+        elif not inner or (inner in _INNER and _INNER[inner].says == kind.kind):
             of.marks[key] = slices
         else:
             return self.refuse(line, f'a strategy of {inner} is not read', 'write strategies of operators')
@@ -367,15 +370,6 @@ class Network(Reader):
         what = 'this strategy is no tuple of numbers for each input'
         self.refuse(line, what, 'write numbers of slices, or a Layout for each input')
         return '', None
-
-
-def last(value: Any) -> str:
-    """``ms.ParallelMode.AUTO_PARALLEL`` as ``AUTO_PARALLEL``; the name of a call; any other value as a text."""
-    if isinstance(value, (Module, Method, Thing)):
-        return value.name.rpartition('.')[2]
-    if isinstance(value, (Unknown, Cell, Function)):
-        return 'which is not known'
-    return str(value).rpartition('.')[2] if isinstance(value, str) else str(value)
 
 
 def _shape(weight: Any) -> tuple[int, ...] | None:
@@ -415,9 +409,9 @@ def _rows() -> tuple[_Row, ...]:
             row['call'],
             row['kind'],
             tuple(row['arguments'].split()),
-            dict(pair.split('=') for pair in row['values'].split()),
+            _pairs(row['values']),
             tuple(row['free'].split()),
-            dict(pair.split('=') for pair in row['only'].split()),
+            _pairs(row['only']),
         )
         for row in files.read_csv(settings.FOLDER / 'mindspore_layers.csv')
     )

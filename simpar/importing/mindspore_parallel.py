@@ -10,62 +10,26 @@ from math import prod
 from typing import Any, Final
 
 from simpar import files
-from simpar.importing import findings, mapping, settings
-from simpar.importing.mindspore_network import Network, last
-from simpar.importing.python_script import UNKNOWN, Cell, Thing, said_of
+from simpar.importing import findings, mapping, mindspore_network, settings
+from simpar.importing.python_script import UNKNOWN, Cell, Thing, last, said_of
 
-MODES: Final = {
-    'stand_alone': 'stand_alone', 'data_parallel': 'data_parallel', 'semi_auto_parallel': 'semi_auto',
-    'semi_auto': 'semi_auto', 'auto_parallel': 'recursive_programming', 'hybrid_parallel': 'hybrid_parallel',
-    'recursive_programming': 'recursive_programming', 'sharding_propagation': 'sharding_propagation',
-    'dynamic_programming': 'dynamic_programming',
-}  # fmt: skip
-SEARCHES: Final = {'recursive_programming': 'double-recursive', 'sharding_propagation': 'sharding-propagation'}
-WITHOUT_EFFECT: Final = frozenset(
-    {
-        *('mode', 'device_target', 'save_graphs', 'save_graphs_path', 'max_device_memory', 'jit_level', 'device_id'),
-        *('gradients_mean', 'gradient_fp32_sync', 'loss_repeated_mean', 'parameter_broadcast', 'output_broadcast'),
-        *('strategy_ckpt_save_file', 'dump_local_norm'),
-        *('jit_config', 'global_rank', 'enable_graph_kernel', 'reserve_class_name_in_scope', 'max_call_depth'),
-        *('deterministic', 'enable_compile_cache', 'compile_cache_path', 'save_dump_path', 'print_file_path'),
-    }
-)
+MODES: Final = mindspore_network.words('mode')
+SEARCHES: Final = mindspore_network.words('search')
+WITHOUT_EFFECT: Final = mindspore_network.words('context')
 """Settings of a context that do not change what a step does."""
-OF_FILES: Final = frozenset(
-    {
-        *('save_param_strategy_file', 'no_init_parameters_in_compile', 'print_local_norm'),
-        *('disable_strategy_file_only_for_trainable_params', 'set_group_ckpt_save_file', 'enable_device_local_norm'),
-        'save_operator_strategy_file',
-    }
-)
+OF_FILES: Final = mindspore_network.words('of files')
 """Methods of AutoParallel that are of files and printed norms."""
-WRAPPERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    'MicroBatchInterleaved': ('copies', ('network', 'interleave_num')),
-    'PipelineCell': ('micro_batches', ('network', 'micro_size', 'stage_config', 'segment_config')),
-    'Pipeline': ('micro_batches', ('network', 'micro_size', 'stage_config', 'segment_config')),
-    'GradAccumulationCell': ('micro_batches', ('network', 'micro_size')),
-    'GradAccumulation': ('micro_batches', ('network', 'micro_size')),
-}
+WRAPPERS: Final = mindspore_network.words('wrapper')
 """Cells around a network that cut its batch: the key that says into how many, and their arguments."""
-_METHODS: Final[Mapping[str, Mapping[str, str]]] = {
-    'hsdp': {'shard_size': 'optimizer_weight_shard_size', 'threshold': 'parallel_optimizer_threshold',
-             'optimizer_level': 'optimizer_level'},
-    'pipeline': {'stages': '', 'output_broadcast': '', 'interleave': 'pipeline_interleave',
-                 'scheduler': 'pipeline_scheduler'},
-    'dataset_strategy': {'config': 'dataset_strategy'},
-    'comm_fusion': {'config': 'comm_fusion'},
-    'transformer_opt': {'file_path': 'transformer_opt'},
-}  # fmt: skip
+_METHODS: Final = mindspore_network.words('method')
 """Methods of AutoParallel: their arguments in order, and what the older context calls each in its dict."""
-_SHARD_KEYS: Final = {
-    'parallel_optimizer_threshold', 'optimizer_level', 'optimizer_weight_shard_size', 'gradient_accumulation_shard'
-}  # fmt: skip
+_SHARD_KEYS: Final = mindspore_network.words('shard key').keys()
 _PASSES: Final = settings.FOLDER / 'mindformers.csv'
 _BY_HAND: Final = 'leave it out, or write its key by --set plan.…'
 
 
 @dataclass(eq=False)
-class Parallel(Network):
+class Parallel(mindspore_network.Network):
     """What a script says of a plan.
 
     Arguments:
@@ -99,7 +63,7 @@ class Parallel(Network):
 
     def wrap(self, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         """A cell around a network that cuts its batch."""
-        _, order = WRAPPERS[name]
+        order = WRAPPERS[name].order
         said = said_of(order, values, named)
         inner = said.pop('network', UNKNOWN)
         number = said.pop(order[1], 2 if name == 'MicroBatchInterleaved' else UNKNOWN)
@@ -178,11 +142,11 @@ class Parallel(Network):
 
     def parallel(self, name: str, line: int, values: list[Any], named: dict[str, Any], owner: Thing) -> Any:
         """A method of AutoParallel as the setting of the older context that says the same."""
-        names = _METHODS.get(name)
-        if names is None:
+        if name not in _METHODS:
             if name not in OF_FILES:
                 self.refuse(line, f'AutoParallel.{name}() is not known', _BY_HAND)
             return owner
+        names = _METHODS[name].keys
         said = said_of(tuple(names), values, named)
         if len(values) > len(names) or set(said) - set(names):
             return self.refuse(line, f'AutoParallel.{name}() has arguments that are not read', _BY_HAND)
@@ -234,7 +198,8 @@ class Parallel(Network):
     def plan(self, world: int, stages: int, assumed: list[str]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         said, line = self.context.pop('parallel_mode', ('stand_alone', 0))
-        mode = MODES.get(last(said).lower())
+        known = MODES.get(last(said).lower())
+        mode = known.says if known else None
         search, at = self.context.pop('search_mode', self.context.pop('auto_parallel_search_mode', ('', 0)))
         searched = SEARCHES.get(str(search) or str(mode)) if mode in SEARCHES else None
         if mode is None or mode in ('hybrid_parallel', 'dynamic_programming') or (mode in SEARCHES and not searched):
@@ -248,7 +213,7 @@ class Parallel(Network):
             what = f'stand_alone trains {world} models of their own, and MindSpore does so where nothing is said'
             self.refuse(line or 1, what, 'write data_parallel or semi_auto')
         elif searched:
-            values['plan.search'] = searched
+            values['plan.search'] = searched.says
             values |= {} if self.is_bare else {'plan.compat': self.given.get('version', '2.10')}
             if 'version' not in self.given:
                 assumed.append('the search of MindSpore 2.10; --set version=2.0 for that of 2.0')
@@ -298,7 +263,7 @@ class Parallel(Network):
         """Copies and micro-batches."""
         values: dict[str, Any] = {}
         for name, (number, at) in self.wrapped.items():
-            key = f'plan.{WRAPPERS[name][0]}'
+            key = f'plan.{WRAPPERS[name].says}'
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 self.refuse(at, f'{name} has no number that the script says', 'write it')
             elif values.get(key, number) != number:

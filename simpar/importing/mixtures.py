@@ -37,11 +37,9 @@ def experts(flags: Settings) -> Iterator[Finding]:
         'moe-router-group-topk', 'moe-router-topk-scaling-factor', 'moe-expert-capacity-factor',
         'moe-shared-expert-gate', 'moe-router-enable-expert-bias', 'moe-router-score-function',
     )  # fmt: skip
-    if flags.choice('moe-router-score-function') == 'sigmoid':
-        # NVIDIA/Megatron-LM megatron/core/transformer/moe/moe_utils.py: scores of a sigmoid are always normalised.
-        yield from flags.left('scores of a sigmoid are normalised anyway', 'moe-router-pre-softmax')
-    else:
-        yield from flags.said('moe-router-pre-softmax')
+    # NVIDIA/Megatron-LM megatron/core/transformer/moe/moe_utils.py: scores of a sigmoid are always normalised.
+    is_sum = flags.choice('moe-router-score-function') == 'sigmoid'
+    yield from flags.said_where(not is_sum, 'scores of a sigmoid are normalised anyway', 'moe-router-pre-softmax')
     yield from balance(flags)
     yield from expert_layers(flags)
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from simpar import files
-from simpar.errors import Problem, ScheduleError
+from simpar import errors, files
 
 MOST_CALLS: Final = 10_000
 """Calls of a script's own functions and cells, so that a loop without an end is refused."""
@@ -73,6 +72,11 @@ class Cell:
     attributes: dict[str, Any] = field(default_factory=dict)
     marks: dict[str, Any] = field(default_factory=dict)
 
+    def method(self, name: str) -> tuple[ast.FunctionDef, ast.ClassDef] | None:
+        """A method, and the class that has it."""
+        functions = ((line, one) for one in self.chain for line in one.body if isinstance(line, ast.FunctionDef))
+        return next(((line, one) for line, one in functions if line.name == name), None)
+
 
 @dataclass(frozen=True)
 class Data:
@@ -114,17 +118,11 @@ class Method:
 
 
 class _Return(Exception):
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
+    """The end of a function. Arguments: what it returns."""
 
 
 class _Turn(Exception):
-    """The end of a loop's turn. Arguments: ``is_last``, whether the loop ends."""
-
-    def __init__(self, is_last: bool) -> None:
-        super().__init__()
-        self.is_last = is_last
+    """The end of a loop's turn. Arguments: whether the loop ends."""
 
 
 @dataclass(eq=False)
@@ -146,7 +144,7 @@ class Reader(ABC):
     name: str
     folder: Path = Path()
     scope: Scope = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[errors.Problem] = field(default_factory=list)
     calls: int = 0
     depth: int = 0
     changes: int = 0
@@ -188,7 +186,7 @@ class Reader(ABC):
 
     def refuse(self, line: int, what: str, instead: str) -> Unknown:
         """Name what is not understood."""
-        self.problems.append(Problem(self.place(line), what, instead))
+        self.problems.append(errors.Problem(self.place(line), what, instead))
         return REFUSED
 
     # statements
@@ -337,7 +335,7 @@ class Reader(ABC):
             try:
                 self.run(body, inner)
             except _Return as found:
-                if found.value is not None and not isinstance(found.value, Unknown):
+                if found.args[0] is not None and not isinstance(found.args[0], Unknown):
                     self.refuse(line, 'whether this is what is returned is not known', IN_PLACE)
                 continue
             except _Turn:
@@ -365,7 +363,7 @@ class Reader(ABC):
             try:
                 self.run(one.body, scope)
             except _Turn as end:
-                if end.is_last:
+                if end.args[0]:
                     break
             if isinstance(over, range) and self.changes == changes and not (self.depth or 'self' in scope):
                 is_cut = True
@@ -695,7 +693,7 @@ class Reader(ABC):
         try:
             self.run(of.body, inner)
         except _Return as found:
-            return found.value
+            return found.args[0]
         return None
 
     # classes
@@ -708,7 +706,7 @@ class Reader(ABC):
 
     def cell(self, of: ast.ClassDef, values: Sequence[Any], named: Mapping[str, Any]) -> Cell:
         made = Cell(of, self.chain(of))
-        if found := method_of(made, '__init__'):
+        if found := made.method('__init__'):
             self.bound(made, found, values, named)
         return made
 
@@ -728,7 +726,7 @@ class Reader(ABC):
         if not isinstance(owner, Cell) or of not in owner.chain:
             return UNKNOWN
         rest = Cell(owner.of, owner.chain[owner.chain.index(of) + 1 :])
-        found = method_of(rest, name)
+        found = rest.method(name)
         if found is None and has_data(*values):
             return self.refuse(one.lineno, f'super().{name}() is not of this script', BY_LAYERS)
         return self.bound(owner, found, values, named) if found else UNKNOWN
@@ -743,7 +741,7 @@ def tree_of(text: str, path: Path) -> ast.Module:
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line, why = getattr(error, 'lineno', None) or 1, str(error) or 'it nests too deep'
-        raise ScheduleError(Problem(f'{path}:{line}', f'is no Python: {why}', 'check the file')) from None
+        raise errors.ScheduleError(errors.Problem(f'{path}:{line}', f'is no Python: {why}', 'check the file')) from None
 
 
 def said_of(order: Sequence[str], values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -751,17 +749,17 @@ def said_of(order: Sequence[str], values: Sequence[Any], named: Mapping[str, Any
     return {**dict(zip(order, values, strict=False)), **named}
 
 
+def last(value: Any) -> str:
+    """``ms.ParallelMode.AUTO_PARALLEL`` as ``AUTO_PARALLEL``; the name of a call; any other value as a text."""
+    if isinstance(value, (Module, Method, Thing)):
+        return value.name.rpartition('.')[2]
+    if isinstance(value, (Unknown, Cell, Function)):
+        return 'which is not known'
+    return str(value).rpartition('.')[2] if isinstance(value, str) else str(value)
+
+
 def has_data(*values: Any) -> bool:
     return any(isinstance(value, Data) for value in values)
-
-
-def method_of(of: Cell, name: str) -> tuple[ast.FunctionDef, ast.ClassDef] | None:
-    """A method of a cell, and the class that has it."""
-    for one in of.chain:
-        for line in one.body:
-            if isinstance(line, ast.FunctionDef) and line.name == name:
-                return line, one
-    return None
 
 
 def _set_since(before: Scope, scope: Scope) -> Scope:

@@ -1,29 +1,25 @@
-"""A file of another launcher, by what it is: the schedule that it comes to."""
+"""A file of another launcher, by what it is: the schedule that it comes to.
+
+``tables/formats.csv`` has a row for each launcher whose files are YAML or JSON: settings that its files have, sections
+that its tables leave out, and whether their words are flags of Megatron-LM. ``tables/other_launchers.csv`` has those
+that are known and not read.
+"""
 
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from simpar import errors, files, profiles
-from simpar.document.tree import MAX_DEPTH, Tree, Unreadable, parse
-from simpar.importing import accelerate, deepspeed, formats, mapping, megatron, mindspeed, mindspore
-from simpar.importing.command_line import OVERRIDE, settings_of
-from simpar.importing.settings import (
-    ACCELERATOR,
-    DEVICE_MEMORY,
-    NODE_SIZE,
-    SPEED_UP,
-    Setting,
-    Settings,
-    Source,
-    accelerator,
-)
+from simpar.document.tree import MAX_DEPTH, Tree, tree_of
+from simpar.importing import accelerate, command_line, deepspeed, mapping, megatron, mindspeed, mindspore, settings
+from simpar.importing.mindformers import MINDFORMERS
+from simpar.importing.settings import ACCELERATOR, Setting, Settings, Source, fits
 from simpar.importing.torchtitan import TORCHTITAN, TORCHTITAN_HINTS
 
 MOST_BYTES: Final = 2**20
@@ -38,132 +34,169 @@ _IS_PYTHON: Final = (
 _PRESET: Final = re.compile(r'preset for (\d{1,6})\s*(H100|A100|H200|B200)?\w*\s*GPUs?', re.IGNORECASE)
 _SECTION: Final = re.compile(r'\s*\[+\s*([^\]]+?)\s*\]+')
 _KEY: Final = re.compile(r'\s*([A-Za-z0-9_."-]+)\s*=')
+_OF_MODEL: Final = {
+    'max_position_embeddings': 'longest', 'n_positions': 'longest', 'hidden_size': 'hidden', 'n_embd': 'hidden',
+    'model_type': 'type',
+}  # fmt: skip
+"""Keys of a config that a DeepSpeed file does not say: the longest sequence, the width and the type."""
 
 
 def imported(
-    path: Path, *, given: Mapping[str, str], profile: str = '', model: str = '', arguments: Sequence[str] = ()
-) -> mapping.Import:
-    """What a file says, as a schedule.
-
-    Arguments: ``given``, what ``--set`` says of the file's variables and settings; ``profile`` of the cluster;
-    ``model``, path of a config.json in the place of the file's model; ``arguments`` of a script.
-    Raises ``ScheduleError``.
-    """
-    return imported_text(_text(path), path, given=given, profile=profile, model=model, arguments=arguments)
-
-
-def imported_text(
-    text: str,
     path: Path,
     *,
     given: Mapping[str, str],
     profile: str = '',
     model: str = '',
     arguments: Sequence[str] = (),
+    text: str | None = None,
 ) -> mapping.Import:
-    """What the text of a file says. Arguments and errors as of ``imported``; ``path``, its name."""
-    named = (text, path, given, profile, model)
-    if path.suffix == '.py' or _PYTHON.match(text):
-        if mindspore.HINT.search(text):
-            return mindspore.imported_script(text, path, given, profile)
-        raise errors.ScheduleError(errors.Problem(f'{path}', *_IS_PYTHON))
+    """What a file says, as a schedule.
+
+    Arguments: ``given``, what ``--set`` says of the file's variables and settings; ``profile`` of the cluster;
+    ``model``, path of a config.json in the place of the file's model; ``arguments`` of a script; ``text``, in the place
+    of the file's. Raises ``ScheduleError``.
+    """
+    file = _File(_text(path) if text is None else text, path, given, profile, model, arguments)
+    if path.suffix == '.py' or _PYTHON.match(file.text):
+        if mindspore.HINT.search(file.text):
+            return mindspore.imported_script(file.text, path, given, profile)
+        raise errors.refusal(path, *_IS_PYTHON)
     if path.suffix == '.toml':
-        return _toml(*named)
-    if path.suffix in ('.yaml', '.yml', '.json'):
-        return _tree(*named)
-    return _script(*named, arguments)
+        return file.toml()
+    return file.tree() if path.suffix in ('.yaml', '.yml', '.json') else file.script()
 
 
-def _script(
-    text: str, path: Path, given: Mapping[str, str], profile: str, model: str, arguments: Sequence[str] = ()
-) -> mapping.Import:
-    if TORCHTITAN_HINTS.search(text):
-        return _overrides(text, path, given, profile, model, arguments)
-    source = deepspeed.MEGATRON_DEEPSPEED if deepspeed.MEGATRON_DEEPSPEED_HINTS.search(text) else megatron.MEGATRON
-    source = mindspeed.MINDSPEED if mindspeed.MINDSPEED_HINTS.search(text) else source
-    settings, skipped, notes = settings_of(text, str(path), source, given, arguments, partial(_sourced, path))
-    if source is deepspeed.MEGATRON_DEEPSPEED and 'deepspeed-config' in settings:
-        named = _found(Path(settings.text('deepspeed-config')), path)
-        of_file = settings_of_yaml(_text(named).replace('\t', ' '), str(named)) if named else []
-        settings = Settings([*deepspeed.in_flags(of_file), *settings.every], source.table)
-    # Overrides of hydra, as NeMo's programs take them.
-    if any(OVERRIDE.fullmatch(f'{one.name}=') for one in settings.every):
-        form = next(form for form in formats.formats() if form.launcher == 'NeMo')
-        source, found = form.source, settings.every
-        name = settings.text('config-name').removesuffix('.yaml')
-        file = _found(Path(settings.text('config-path')) / f'{name}.yaml', path) if name else None
-        found = [*(settings_of_yaml(_text(file), str(file)) if file else ()), *found]
-        notes += () if file or not name else (f'{name}.yaml is not here: what it says is as Megatron-LM has it',)
-        settings = Settings(formats.in_words(found, form, given), source.table)
-        skipped += formats.switched_off(found, form)
-    made = _made(source, settings, path, profile, model, skipped)
-    return replace(made, notes=notes)
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file, and what is said beside it. Arguments as of ``imported``."""
+
+    text: str
+    path: Path
+    given: Mapping[str, str]
+    profile: str
+    model: str
+    arguments: Sequence[str]
+
+    def flags(self, source: Source) -> tuple[Settings, list[Setting], tuple[str, ...]]:
+        """The settings of a script, those that it does not use, and what could not be followed."""
+        sourced = partial(_sourced, self.path)
+        return command_line.settings_of(self.text, str(self.path), source, self.given, self.arguments, sourced)
+
+    def script(self) -> mapping.Import:
+        if TORCHTITAN_HINTS.search(self.text):
+            return self.overrides()
+        is_deepspeed = deepspeed.MEGATRON_DEEPSPEED_HINTS.search(self.text)
+        source = deepspeed.MEGATRON_DEEPSPEED if is_deepspeed else megatron.MEGATRON
+        source = mindspeed.MINDSPEED if mindspeed.MINDSPEED_HINTS.search(self.text) else source
+        found, skipped, notes = self.flags(source)
+        if source is deepspeed.MEGATRON_DEEPSPEED and 'deepspeed-config' in found:
+            of_file = _settings_of(_found(Path(found.text('deepspeed-config')), self.path))
+            found = Settings([*deepspeed.in_flags(of_file), *found.every], source.table)
+        # Overrides of hydra, as NeMo's programs take them.
+        if any(command_line.OVERRIDE.fullmatch(f'{one.name}=') for one in found.every):
+            form = next(form for form in formats() if form.launcher == 'NeMo')
+            source, every = form.source, found.every
+            name = found.text('config-name').removesuffix('.yaml')
+            file = _found(Path(found.text('config-path')) / f'{name}.yaml', self.path) if name else None
+            every = [*_settings_of(file, has_tabs=False), *every]
+            notes += () if file or not name else (f'{name}.yaml is not here: what it says is as Megatron-LM has it',)
+            found = Settings(form.in_words(every, self.given), source.table)
+            skipped += form.switched_off(every)
+        return replace(self.made(source, found, skipped), notes=notes)
+
+    def overrides(self) -> mapping.Import:
+        """Settings of torchtitan that a command line has, over those of the TOML that it names."""
+        flags, skipped, notes = self.flags(TORCHTITAN)
+        words = [replace(one, name=one.name.replace('-', '_') if '.' in one.name else one.name) for one in flags.every]
+        named = next((str(one.value) for one in words if one.name == 'job.config_file'), '')
+        file = _found(Path(named), self.path) if named else None
+        found = settings_of_toml(_text(file), str(file)) if file else []
+        of_launcher = {one.name: one for one in words if one.name in ('nnodes', 'nproc-per-node')}
+        sizes = [int(one.value) if str(one.value).isdecimal() else 0 for one in of_launcher.values()]
+        if 'nproc-per-node' in of_launcher and all(sizes):
+            by = of_launcher['nproc-per-node']
+            found.append(Setting('devices', str(prod(sizes)), by.where, by.called))
+        found += [one for one in words if one.name not in of_launcher]
+        return replace(self.made(TORCHTITAN, Settings(found, TORCHTITAN.table), skipped), notes=notes)
+
+    def toml(self) -> mapping.Import:
+        name = str(self.path)
+        found = [*settings_of_toml(self.text, name), *_devices(self.text, name), *self.said()]
+        return self.made(TORCHTITAN, Settings(found, TORCHTITAN.table))
+
+    def tree(self) -> mapping.Import:
+        """A file of YAML or JSON, by what stands in it."""
+        # Editors indent JSON with tabs, which YAML does not take.
+        text = self.text.replace('\t', ' ') if self.path.suffix == '.json' else self.text
+        found = settings_of_yaml(text, str(self.path))
+        form = format_of(found, str(self.path))
+        found = accelerate.agreed(form.source, found, list(_beside(found, self.path)))
+        found += [*_speed_up(found, self.path), *_bases(found, self.path)]
+        of_model = settings_of_yaml(_text(Path(self.model)), self.model) if self.model else []
+        sizes = [
+            replace(one, name=f'model-{_OF_MODEL[one.name]}', written=f'{one.name} of the model')
+            for one in of_model
+            if one.name in _OF_MODEL
+        ]
+        words = [*form.in_words(found, self.given), *sizes, *self.said()]
+        made = self.made(form.source, Settings(words, form.source.table), form.switched_off(found))
+        return replace(made, kind=form.launcher)
+
+    def said(self) -> list[Setting]:
+        """What ``--set`` says."""
+        return [Setting(name, value, f'--set {name}={value}') for name, value in self.given.items()]
+
+    def made(self, source: Source, said: Settings, skipped: Iterable[Setting] = ()) -> mapping.Import:
+        """The schedule of settings, on the cluster that they or the path name."""
+        words = settings.accelerator(said.text(ACCELERATOR)) or ('', '')
+        of_file = settings.accelerator(' '.join(self.path.parts[-2:])) or ('', '')
+        usual = source.nodes.get(said.number('nproc-per-node'), source.profile)
+        called = next((one for one in re.split(r'[^a-z0-9]+', self.path.stem.lower()) if one in source.names), '')
+        of_path = (of_file[1] if not words[0] else '') or source.names.get(called)
+        name = self.profile or words[1] or of_path or usual
+        cluster = profiles.profile_of_flag(name, '--cluster')
+        beside = {
+            settings.NODE_SIZE: str(cluster.devices),
+            settings.DEVICE_MEMORY: str(round(cluster.device.memory.size.value)),
+        }
+        more = [Setting('model-config', self.model, '--model', '--model')] if self.model else []
+        more = [*(Setting(key, value, 'profile') for key, value in beside.items()), *more]
+        unnamed = '' if self.profile or words[1] else 'the file names no accelerator'
+        if unnamed and called and not (words[0] or of_file[0]):
+            unnamed = f'the name of the file says {called.upper()}'
+        if unnamed and (word := words[0] or of_file[0]):
+            is_known = not words[0] and bool(of_file[1])
+            unknown = f'the file names {word}, and no profile is of it'
+            unnamed = f'the path of the file says {word}' if is_known else unknown
+        every = Settings([*said.every, *more], source.table)
+        return mapping.mapped(
+            source, every, profile=cluster, name=name, skipped=skipped, model=self.model, unnamed=unnamed
+        )
 
 
-def _overrides(
-    text: str, path: Path, given: Mapping[str, str], profile: str, model: str, arguments: Sequence[str]
-) -> mapping.Import:
-    """Settings of torchtitan that a command line has, over those of the TOML that it names."""
-    settings, skipped, notes = settings_of(text, str(path), TORCHTITAN, given, arguments, partial(_sourced, path))
-    words = [replace(one, name=one.name.replace('-', '_') if '.' in one.name else one.name) for one in settings.every]
-    named = next((str(one.value) for one in words if one.name == 'job.config_file'), '')
-    file = _found(Path(named), path) if named else None
-    found = settings_of_toml(_text(file), str(file)) if file else []
-    of_launcher = {one.name: one for one in words if one.name in ('nnodes', 'nproc-per-node')}
-    sizes = [_read(one.value) for one in of_launcher.values()]
-    if 'nproc-per-node' in of_launcher and all(sizes):
-        by = of_launcher['nproc-per-node']
-        found.append(Setting('devices', str(prod(sizes)), by.where, by.called))
-    found += [one for one in words if one.name not in of_launcher]
-    made = _made(TORCHTITAN, Settings(found, TORCHTITAN.table), path, profile, model, skipped)
-    return replace(made, notes=notes)
+# what files name
 
 
-def _read(value: Any) -> int:
-    return int(value) if str(value).isdecimal() else 0
-
-
-def _toml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> mapping.Import:
-    found = settings_of_toml(text, str(path)) + list(_devices(text, str(path)))
-    return _made(TORCHTITAN, Settings([*found, *_given(given)], TORCHTITAN.table), path, profile, model)
-
-
-def _tree(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> mapping.Import:
-    """A file of YAML or JSON, by what stands in it."""
-    # Editors indent JSON with tabs, which YAML does not take.
-    found = settings_of_yaml(text.replace('\t', ' ') if path.suffix == '.json' else text, str(path))
-    form = formats.format_of(found, str(path))
-    found = accelerate.agreed(form.source, found, list(_beside(found, path)))
-    found += [*_speed_up(found, path), *_bases(found, path)]
-    words = formats.in_words(found, form, given)
-    words += list(_longest(model)) if model else []
-    settings = Settings([*words, *_given(given)], form.source.table)
-    made = _made(form.source, settings, path, profile, model, formats.switched_off(found, form))
-    return replace(made, kind=form.launcher)
-
-
-def _beside(settings: Iterable[Setting], path: Path) -> Iterator[Setting]:
+def _beside(said: Iterable[Setting], path: Path) -> Iterator[Setting]:
     """What the DeepSpeed file says that a configuration names, where it can be read."""
-    for one in settings:
+    for one in said:
         if one.name in ('deepspeed', 'deepspeed_config.deepspeed_config_file') and isinstance(one.value, str):
-            file = _found(Path(one.value), path)
-            yield from settings_of_yaml(_text(file).replace('\t', ' '), str(file)) if file else ()
+            yield from _settings_of(_found(Path(one.value), path))
 
 
-def _bases(settings: Iterable[Setting], path: Path) -> Iterator[Setting]:
+def _bases(said: Iterable[Setting], path: Path) -> Iterator[Setting]:
     """What the model of Primus says that a configuration names, and the files that this is built on."""
-    named = [one for one in settings if re.fullmatch(r'modules\.\w+\.model', one.name) and isinstance(one.value, str)]
+    named = [one for one in said if re.fullmatch(r'modules\.\w+\.model', one.name) and isinstance(one.value, str)]
     # Its own overrides count more, and so stand behind.
     prefix = named[0].name.removesuffix('model') + 'overrides.' if named else ''
-    over = {one.name for one in settings}
+    over = {one.name for one in said}
     waiting = [str(one.value) for one in named]
     while waiting and len(over) < MOST_SETTINGS:
         name = re.sub(r'\$\{\w+:([^{}]*)\}', r'\1', waiting.pop())
         file = _found(Path(name), path)
         if file is None:
             yield Setting(f'{prefix}missing_base', name, str(path), name)
-        rows = settings_of_yaml(_text(file), str(file)) if file else []
-        for row in rows:
+        for row in _settings_of(file, has_tabs=False):
             if row.name in ('bases', 'extends'):
                 waiting += [str(base) for base in row.value] if isinstance(row.value, list) else []
             elif f'{prefix}{row.name}' not in over:
@@ -179,26 +212,17 @@ def _found(named: Path, path: Path) -> Path | None:
     return next((place for place in places if os.path.isfile(place)), None)
 
 
+def _settings_of(file: Path | None, *, has_tabs: bool = True) -> list[Setting]:
+    """The settings of a file that another one names; none where it is not here. Tabs are those of JSON."""
+    text = _text(file) if file else ''
+    return settings_of_yaml(text.replace('\t', ' ') if has_tabs else text, str(file)) if file else []
+
+
 def _sourced(path: Path, named: str) -> str:
     """The text of a script that another one sources, by its name where its folder is not known; nothing without it."""
     file = _found(Path(named.rpartition('/')[2] if '\0' in named else named), path)
     # Environments of shells and toolkits say nothing of a training.
     return _text(file) if file is not None and file.suffix in ('.sh', '.env', '.conf', '.bash') and file != path else ''
-
-
-def _longest(model: str) -> Iterator[Setting]:
-    """The longest sequence, the width and the type of a config, which a DeepSpeed file does not say."""
-    config = settings_of_yaml(_text(Path(model)), model)
-    for one in config:
-        name = {
-            'max_position_embeddings': 'longest',
-            'n_positions': 'longest',
-            'hidden_size': 'hidden',
-            'n_embd': 'hidden',
-            'model_type': 'type',
-        }
-        if one.name in name:
-            yield replace(one, name=f'model-{name[one.name]}', written=f'{one.name} of the model')
 
 
 def _speed_up(config: Iterable[Setting], path: Path) -> Iterator[Setting]:
@@ -208,47 +232,17 @@ def _speed_up(config: Iterable[Setting], path: Path) -> Iterator[Setting]:
     """
     for one in config:
         if one.name.endswith('parallel_speed_up_json_path') and isinstance(one.value, str):
-            file = _found(Path(one.value), path)
-            if file is not None:
-                settings = settings_of_yaml(_text(file).replace('\t', ' '), str(file))
-                yield from (replace(row, name=f'{SPEED_UP}.{row.name}', written=row.name) for row in settings)
+            rows = _settings_of(_found(Path(one.value), path))
+            yield from (replace(row, name=f'{settings.SPEED_UP}.{row.name}', written=row.name) for row in rows)
 
 
 def _devices(text: str, name: str) -> Iterator[Setting]:
     """Devices that a comment names, as torchtitan's files do: ``preset for 128 H100 GPUs``."""
-    match = _PRESET.search(text)
-    if match:
-        yield Setting(
-            'devices', match[1], f'{name}:{text.count(chr(10), 0, match.start()) + 1}', 'the comment on devices'
-        )
+    if match := _PRESET.search(text):
+        where = f'{name}:{text.count(chr(10), 0, match.start()) + 1}'
+        yield Setting('devices', match[1], where, 'the comment on devices')
         if match[2]:
-            yield Setting(ACCELERATOR, match[2].lower(), f'{name}:{text.count(chr(10), 0, match.start()) + 1}')
-
-
-def _given(given: Mapping[str, str]) -> list[Setting]:
-    return [Setting(name, value, f'--set {name}={value}') for name, value in given.items()]
-
-
-def _made(
-    source: Source, settings: Settings, path: Path, profile: str, model: str, skipped: Iterable[Setting] = ()
-) -> mapping.Import:
-    words = accelerator(settings.text(ACCELERATOR)) or ('', '')
-    of_file = accelerator(' '.join(path.parts[-2:])) or ('', '')
-    usual = source.nodes.get(settings.number('nproc-per-node'), source.profile)
-    called = next((one for one in re.split(r'[^a-z0-9]+', path.stem.lower()) if one in source.names), '')
-    name = profile or words[1] or (of_file[1] if not words[0] else '') or source.names.get(called) or usual
-    cluster = profiles.profile_of_flag(name, '--cluster')
-    memory = str(round(cluster.device.memory.size.value))
-    beside = [Setting(NODE_SIZE, str(cluster.devices), 'profile'), Setting(DEVICE_MEMORY, memory, 'profile')]
-    beside += [Setting('model-config', model, '--model', '--model')] if model else []
-    settings = Settings([*settings.every, *beside], source.table)
-    unnamed = '' if profile or words[1] else 'the file names no accelerator'
-    if unnamed and called and not (words[0] or of_file[0]):
-        unnamed = f'the name of the file says {called.upper()}'
-    if unnamed and (word := words[0] or of_file[0]):
-        is_known = not words[0] and bool(of_file[1])
-        unnamed = f'the path of the file says {word}' if is_known else f'the file names {word}, and no profile is of it'
-    return mapping.mapped(source, settings, profile=cluster, name=name, skipped=skipped, model=model, unnamed=unnamed)
+            yield Setting(ACCELERATOR, match[2].lower(), where)
 
 
 def _text(path: Path) -> str:
@@ -256,10 +250,123 @@ def _text(path: Path) -> str:
         # Lines of Windows end as all others do.
         return files.read_regular(path, MOST_BYTES).decode('utf-8-sig').replace('\r\n', '\n')
     except UnicodeDecodeError:
-        raise errors.ScheduleError(errors.Problem(str(path), 'not text in UTF-8', 'save it as UTF-8')) from None
+        raise errors.refusal(path, 'not text in UTF-8', 'save it as UTF-8') from None
     except (OSError, ValueError) as error:
         why = getattr(error, 'strerror', None) or error
-        raise errors.ScheduleError(errors.Problem(str(path), f'cannot be read: {why}', 'check the path')) from None
+        raise errors.refusal(path, f'cannot be read: {why}', 'check the path') from None
+
+
+# files of YAML and JSON, by what stands in them: whose they are, and their settings in the words of a table
+
+SOURCES: Final[Mapping[str, Source]] = {
+    'megatron': megatron.MEGATRON, 'nemo': megatron.NEMO, 'gpt_neox': deepspeed.GPT_NEOX, 'mindformers': MINDFORMERS,
+    'deepspeed': deepspeed.DEEPSPEED, 'torchtitan': TORCHTITAN, 'accelerate': accelerate.ACCELERATE,
+    'llama_factory': accelerate.LLAMA_FACTORY, 'arguments': replace(megatron.NEMO, rules=megatron.MEGATRON.rules),
+}  # fmt: skip
+"""The rules of each table that a row of formats names."""
+_DEFAULT: Final = re.compile(r'\$\{(?P<name>\w+):(?P<default>[^{}]*)\}')
+"""A variable of the environment and what stands for it: ``${PRIMUS_MBS:2}``."""
+_NAMED: Final = re.compile(r'\$\{\.?(?P<name>[\w.]+)\}')
+"""Another setting of the file: ``${model.encoder_seq_length}``."""
+_PRODUCT: Final = re.compile(r'\$\{multiply:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}')
+
+
+class Format(NamedTuple):
+    """A launcher's files.
+
+    Arguments: ``launcher``, its name; ``source``, how its settings are read; ``has``, patterns of settings of which one
+    stands in each of its files, and ``without``, of which none does; ``prefixes``, sections that its table leaves out;
+    ``dashes``, whether its words are flags of Megatron-LM with ``_`` for ``-``; ``defaults``, the table of what files
+    have that it is built on, with the commit of each.
+    """
+
+    launcher: str
+    source: Source
+    has: list[str]
+    without: list[str]
+    prefixes: list[str]
+    dashes: bool
+    defaults: str
+
+    def in_words(self, said: Sequence[Setting], given: Mapping[str, str]) -> list[Setting]:
+        """Settings in the words of the launcher's table.
+
+        Arguments: ``given``, values of variables. What is off is as good as absent for flags of Megatron-LM, and is
+        left out; `switched_off` has it.
+        """
+        values = {one.name: one.value for one in said}
+        found = [replace(one, value=_filled(one.value, values, given)) for one in said]
+        if not self.dashes:
+            return found
+        flags = list(self._flags(found))
+        known = {one.name for one in flags}
+        built_on = [Setting(row['setting'], row['value'], row['source'], f'{self.launcher}: {row["setting"]}')
+                    for row in (_rows(self.defaults) if self.defaults else ())
+                    if row['setting'] not in known]  # fmt: skip
+        return [*built_on, *(one for one in flags if not self._is_off(one))]
+
+    def switched_off(self, said: Sequence[Setting]) -> list[Setting]:
+        """What a file of flags has and is off."""
+        return [one for one in self._flags(said) if self._is_off(one)] if self.dashes else []
+
+    def _flags(self, said: Sequence[Setting]) -> Iterator[Setting]:
+        for one in said:
+            prefix = next((prefix for prefix in self.prefixes if one.name.startswith(prefix)), '')
+            yield replace(one, name=one.name[len(prefix) :].replace('_', '-'), written=one.written or one.name)
+
+    def _is_off(self, one: Setting) -> bool:
+        """Whether a flag is off: no value, or false where no alias of the table reads that."""
+        if f'{one.name}={str(one.value).lower()}' in self.source.table.aliases:
+            return False
+        return one.value is None or one.value is False or one.value == ''
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    return files.read_csv(settings.FOLDER / f'{name}.csv')
+
+
+def formats() -> list[Format]:
+    """All launchers whose files of YAML or JSON are read, in the order in which they are recognised."""
+    return [
+        Format(
+            row['launcher'], SOURCES[row['table']], row['has'].split(), row['without'].split(),
+            row['prefixes'].split(), bool(row['dashes']), row['defaults'],
+        )
+        for row in _rows('formats')
+    ]  # fmt: skip
+
+
+def format_of(said: Sequence[Setting], name: str) -> Format:
+    """Whose file it is that has these settings; raises ``ScheduleError`` where nobody reads it."""
+    names = [one.name for one in said]
+
+    def some(patterns: Sequence[str]) -> bool:
+        return any(fits(name, pattern) for name in names for pattern in patterns)
+
+    for one in formats():
+        if some(one.has) and not some(one.without):
+            return one
+    read = ', '.join(dict.fromkeys(one.launcher for one in formats()))
+    for row in _rows('other_launchers'):
+        if some(row['has'].split()):
+            raise errors.refusal(name, f"this is {row['launcher']}'s, which is not read", row['instead'])
+    what = f'whose file this is cannot be told by its settings ({", ".join(names[:3])[:80]} …)'
+    raise errors.refusal(name, what, f'files are read of {read}; or write a schedule by hand: simpar init')
+
+
+def _filled(value: object, values: Mapping[str, object], given: Mapping[str, str]) -> object:
+    """A value with its variables: those of the command line, of the file, or their defaults."""
+    if not isinstance(value, str) or '${' not in value:
+        return value
+
+    def named(match: re.Match[str]) -> str:
+        name = match['name']
+        ending = next((one for at, one in values.items() if at.endswith(f'.{name}')), match[0])
+        return str(given.get(name, values.get(name, values.get(name.partition('.')[2], ending))))
+
+    text = _PRODUCT.sub(lambda match: str(int(match[1]) * int(match[2])), _NAMED.sub(named, value))
+    text = _DEFAULT.sub(lambda match: given.get(match['name'], match['default'].strip()), text)
+    return {'true': True, 'false': False, 'null': None, 'none': None}.get(text.lower(), text)
 
 
 _DEEP: Final = re.compile(rf"""(?<![\w"'.-])(?:[\w"'-]+\s*\.\s*){{{MAX_DEPTH}}}""")
@@ -278,28 +385,24 @@ def settings_of_toml(text: str, name: str) -> list[Setting]:
     # Dots nest as brackets do, and each level of the parser keeps the whole name.
     if found := _DEEP.search(text):
         where = f'{name}:{text.count(chr(10), 0, found.start()) + 1}'
-        raise errors.ScheduleError(errors.Problem(where, f'more than {MAX_DEPTH} levels', 'write it flatter'))
+        raise errors.refusal(where, f'more than {MAX_DEPTH} levels', 'write it flatter')
     try:
         root = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise errors.ScheduleError(errors.Problem(name, f'not TOML: {error}', 'check the file')) from None
+        raise errors.refusal(name, f'not TOML: {error}', 'check the file') from None
     # Brackets without end, or an integer of thousands of digits.
     except (ValueError, RecursionError):
         what = 'not TOML that can be read: it nests too deep, or a number is too long'
-        raise errors.ScheduleError(errors.Problem(name, what, 'write fewer levels, and at most 18 digits')) from None
+        raise errors.refusal(name, what, 'write fewer levels, and at most 18 digits') from None
     lines = _lines(text)
     return [Setting(key, value, f'{name}:{lines.get(key, 1)}') for key, value in _flat(root)]
 
 
 def settings_of_yaml(text: str, name: str) -> list[Setting]:
     """The settings of a YAML or JSON file. Raises ``ScheduleError``."""
-    try:
-        tree = parse(text, name)
-    except Unreadable as error:
-        where = f'{name}:{error.line}' if error.line else name
-        raise errors.ScheduleError(errors.Problem(where, *error.fault)) from None
+    tree = tree_of(text, name)
     if not isinstance(tree.root, dict):
-        raise errors.ScheduleError(errors.Problem(name, 'not a mapping', 'name the file that the launcher reads'))
+        raise errors.refusal(name, 'not a mapping', 'name the file that the launcher reads')
     return [Setting(key, value, _where(tree, key)) for key, value in _flat(tree.root)]
 
 

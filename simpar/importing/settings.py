@@ -13,10 +13,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from simpar.files import read_csv
+from simpar import files, profiles
 from simpar.importing.findings import IDLE, NOT_MODELLED, REFUSED, Entry, Finding, Mistake, Unmapped
 from simpar.importing.shell import UNKNOWN, shown
-from simpar.profiles import profile_of_hardware
 
 NODE_SIZE: Final = 'node-size'
 """A setting that no file has: devices of a node of the profile."""
@@ -160,7 +159,7 @@ class Table:
 
 def table_of(launcher: str) -> Table:
     """The table of a launcher."""
-    rows = [SettingRow(**row) for row in read_csv(FOLDER / f'{launcher}.csv')]
+    rows = [SettingRow(**row) for row in files.read_csv(FOLDER / f'{launcher}.csv')]
     return Table(
         {row.setting: row for row in rows if row.key},
         tuple(row for row in rows if row.value in _REASONS),
@@ -171,17 +170,17 @@ def table_of(launcher: str) -> Table:
 def shaping(name: str) -> str:
     """What of model or plan the name of an unknown setting speaks of; nothing where no word of it does."""
     parts = set(re.split(r'[-_.]', name.lower()))
-    rows = read_csv(FOLDER / 'shaping_words.csv')
+    rows = files.read_csv(FOLDER / 'shaping_words.csv')
     return next((row['what'] for row in rows if parts & set(row['words'].split())), '')
 
 
 def accelerator(text: str) -> tuple[str, str] | None:
     """The accelerator that words of a text name, and the profile that stands for it, if any does."""
     said = re.sub(r'(?<![a-z0-9])\d+x(?=[a-z])|ascend(?=\d)', ' ', text.lower())
-    if profile := profile_of_hardware(said):
+    if profile := profiles.profile_of_hardware(said):
         return profile.partition('-')[0].removeprefix('ascend'), profile
     parts = re.split(r'[^a-z0-9]+', said)
-    rows = read_csv(FOLDER / 'other_accelerators.csv')
+    rows = files.read_csv(FOLDER / 'other_accelerators.csv')
     return next(((row['word'], '') for row in rows if row['word'] in parts), None)
 
 
@@ -252,7 +251,7 @@ class Settings:
 
     def doubled(self) -> Iterator[Mistake]:
         """Settings that no launcher takes beside one another, and those that say another value by another name."""
-        for never in (row for row in read_csv(FOLDER / 'never_both.csv') if self.on(row['setting'])):
+        for never in (row for row in files.read_csv(FOLDER / 'never_both.csv') if self.on(row['setting'])):
             if self.on(never['beside']):
                 other = self.named[never['beside']]
                 yield Mistake(never['setting'], f'never beside {other.called} ({other.where})', 'take one of them away')
@@ -311,6 +310,10 @@ class Settings:
                 if '*' in row.choices and self.text(name).lower() not in row.choices:
                     yield Unmapped(name, f'{self.text(name)}; {row.choices["*"]} is written')
 
+    def said_where(self, holds: bool, why: str, *names: str, silent: bool = False) -> Iterator[Finding]:
+        """What settings say where that holds, else why they have no effect."""
+        return self.said(*names, silent=silent) if holds else self.left(why, *names)
+
     def value(self, name: str) -> Any:
         """What the key of a setting is, or what its default makes of it; None where it says nothing."""
         row = self.table.rows[name]
@@ -338,27 +341,28 @@ Rule = Callable[[Settings], Iterator[Finding]]
 Number = TypeVar('Number', int, float)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Source:
     """A kind of file.
 
     Arguments:
         name: of the launcher.
+        table: its settings.
+        rules: read several settings together, or what follows from one that is not there.
+        framework: that runs such a file, as the table of stacks has it; a function also says the last year of its
+            release.
         profile: of the cluster where the file names none.
         nodes: profiles in its place, by how many devices of a node a file takes.
         names: profiles in its place, by a word in the name of a file.
-        table: its settings.
-        rules: read several settings together, or what follows from one that is not there.
-        framework: the framework that runs such a file, and the last year of its release, as the table of stacks has it.
     """
 
     name: str
-    profile: str
     table: Table
     rules: tuple[Rule, ...]
+    framework: str | Callable[[Settings], tuple[str, int]]
+    profile: str = 'h100-sxm-8'
     nodes: Mapping[int, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
-    framework: Callable[[Settings], tuple[str, int]]
 
 
 def first_layers(stages: Sequence[int], counts: Sequence[int]) -> list[int]:

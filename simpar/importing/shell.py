@@ -118,17 +118,13 @@ class _Walk:
             self.steps += 1
             if self.steps > MOST_COMMANDS:
                 raise shell_syntax.ShellError(statement.line, f'more than {MOST_COMMANDS} commands')
-            if isinstance(statement, shell_syntax.Command) and not self.goes_on(statement, answer):
+            after = statement.after if isinstance(statement, shell_syntax.Command) else ''
+            # ``a && b`` and ``a || b`` may not come to b; where a is not known they do with ``&&`` alone.
+            if (after == '||' and answer is not False) or (after == '&&' and answer is False):
                 self.skip((statement,))
                 continue
             answer = self.statement(statement)
         return answer
-
-    def goes_on(self, command: shell_syntax.Command, before: Answer) -> bool:
-        """Whether ``a && b`` and ``a || b`` come to b; where a is not known they do with ``&&`` alone."""
-        if command.after == '||':
-            return before is False
-        return command.after != '&&' or before is not False
 
     def statement(self, statement: shell_syntax.Statement) -> Answer:
         if isinstance(statement, shell_syntax.Command):
@@ -312,10 +308,11 @@ def told(words: Sequence[str]) -> Answer:
     A variable that nobody assigns is empty, as it is for bash; the result of a command is not known.
     Arguments: ``words``, without the brackets.
     """
-    for sign, join in (('||', _any), ('-o', _any), ('&&', _all), ('-a', _all)):
+    for sign, decides in (('||', True), ('-o', True), ('&&', False), ('-a', False)):
         if sign in words[1:]:
             place = words.index(sign, 1)
-            return join(told(words[:place]), told(words[place + 1 :]))
+            sides = (told(words[:place]), told(words[place + 1 :]))
+            return decides if decides in sides else None if None in sides else not decides
     if words and words[0] == '!':
         answer = told(words[1:])
         return None if answer is None else not answer
@@ -335,10 +332,7 @@ def _single(words: Sequence[str]) -> Answer:
         return is_empty if first == '-z' else not is_empty
     if len(rest) != 2:
         return None
-    return _compared(first, *rest)
-
-
-def _compared(left: str, sign: str, right: str) -> Answer:
+    left, sign, right = words
     if sign in ('=', '=='):
         return fnmatchcase(left, right)
     if sign == '!=':
@@ -347,18 +341,6 @@ def _compared(left: str, sign: str, right: str) -> Answer:
         return _NUMBERS[sign](int(left), int(right))
     # An empty number is an error in bash, and the condition does not hold.
     return False if sign in _NUMBERS and '' in (left, right) else None
-
-
-def _any(left: Answer, right: Answer) -> Answer:
-    if left or right:
-        return True
-    return None if left is None or right is None else False
-
-
-def _all(left: Answer, right: Answer) -> Answer:
-    if left is False or right is False:
-        return False
-    return None if left is None or right is None else True
 
 
 # values: ${NAME:-default}, $(( … )), arrays and word splitting, as bash does them

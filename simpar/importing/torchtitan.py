@@ -5,39 +5,38 @@ from collections.abc import Iterator
 from math import lcm
 from typing import Any, Final
 
-from simpar.huggingface.models import FLAVOURS, flavour
-from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
-from simpar.importing.settings import NOW, Settings, Source, table_of
+from simpar.huggingface.families import FLAVOURS, flavour
+from simpar.importing import findings, settings
 
 _T: Final = 'workload.transformer'
 _P: Final = 'parallelism'
 
 
-def _sizes(toml: Settings) -> dict[str, Any]:
+def _sizes(toml: settings.Settings) -> dict[str, Any]:
     """Sizes of the flavour that the file names and does not say; none of an unknown one."""
     return flavour(toml.text('model.name'), toml.text('model.flavor')) or {}
 
 
-def model(toml: Settings) -> Iterator[Finding]:
+def model(toml: settings.Settings) -> Iterator[findings.Finding]:
     """Sizes of a flavour."""
     name, size, sizes = toml.text('model.name'), toml.text('model.flavor'), _sizes(toml)
     if not sizes:
         known = ', '.join(f'{one} {" ".join(of_name)}' for one, of_name in FLAVOURS.items())
         wrong = f'sizes of {name or "a model"} {size} are not known'
-        yield Mistake('model.flavor', wrong, f'known are {known}; or give the model, --model config.json')
+        yield findings.Mistake('model.flavor', wrong, f'known are {known}; or give the model, --model config.json')
         return
     experts = {f'experts.{part}': one for part, one in sizes.get('experts', {}).items()}
     for key, value in {**{key: one for key, one in sizes.items() if key != 'experts'}, **experts}.items():
-        yield Entry(f'{_T}.{key}', value, ('model.name', 'model.flavor'))
+        yield findings.Entry(f'{_T}.{key}', value, ('model.name', 'model.flavor'))
     if 'flex' in size or 'varlen' in size:
-        yield Unmapped('model.flavor', 'attention within documents, whose lengths the file does not say')
+        yield findings.Unmapped('model.flavor', 'attention within documents, whose lengths the file does not say')
 
 
-def _degree(toml: Settings, name: str) -> int:
+def _degree(toml: settings.Settings, name: str) -> int:
     return max(1, toml.number(f'{_P}.{name}_degree'))
 
 
-def _ranks(toml: Settings) -> tuple[int, int, int]:
+def _ranks(toml: settings.Settings) -> tuple[int, int, int]:
     """Ranks, replicas and data ranks: as many as are told, or the least."""
     inner = _degree(toml, 'tensor_parallel') * _degree(toml, 'pipeline_parallel') * _degree(toml, 'context_parallel')
     replicas = _degree(toml, 'data_parallel_replicate')
@@ -52,23 +51,23 @@ def _ranks(toml: Settings) -> tuple[int, int, int]:
     return data * inner, replicas, data
 
 
-def parallel(toml: Settings) -> Iterator[Finding]:
+def parallel(toml: settings.Settings) -> Iterator[findings.Finding]:
     """Degrees, and what data ranks share."""
     ranks, replicas, data = _ranks(toml)
-    yield Entry('ranks', ranks, toml.given('devices'))
+    yield findings.Entry('ranks', ranks, toml.given('devices'))
     if not toml.number('devices') and toml.number(f'{_P}.data_parallel_shard_degree') < 1:
-        yield Mistake('devices', 'the file does not say how many', 'give it, e.g. --set devices=64')
+        yield findings.Mistake('devices', 'the file does not say how many', 'give it, e.g. --set devices=64')
     if toml.number('devices') not in (0, ranks):
         # pytorch/torchtitan, torchtitan/distributed/parallel_dims.py: degrees must come to all devices.
         what = f'{toml.number("devices")}, and the degrees of the file come to {ranks}'
-        yield Mistake('devices', what, f'--set devices={ranks}, or other degrees')
+        yield findings.Mistake('devices', what, f'--set devices={ranks}, or other degrees')
     tensor, pipe = _degree(toml, 'tensor_parallel'), _degree(toml, 'pipeline_parallel')
-    yield Entry('plan.tensor', tensor, toml.given(f'{_P}.tensor_parallel_degree'))
+    yield findings.Entry('plan.tensor', tensor, toml.given(f'{_P}.tensor_parallel_degree'))
     if tensor > 1:
-        yield Entry('plan.sequence_parallel', True, (f'{_P}.tensor_parallel_degree',))
+        yield findings.Entry('plan.sequence_parallel', True, (f'{_P}.tensor_parallel_degree',))
     if toml.on(f'{_P}.enable_async_tensor_parallel') and tensor > 1:
-        yield Entry('plan.tiles', tensor, (f'{_P}.enable_async_tensor_parallel',), 'one for each rank')
-    yield Entry('plan.pipeline', pipe, toml.given(f'{_P}.pipeline_parallel_degree'))
+        yield findings.Entry('plan.tiles', tensor, (f'{_P}.enable_async_tensor_parallel',), 'one for each rank')
+    yield findings.Entry('plan.pipeline', pipe, toml.given(f'{_P}.pipeline_parallel_degree'))
     yield from context_and_experts(toml)
     # pytorch/torchtitan, torchtitan/distributed/parallel_dims.py: context ranks hold shards, too (dp_shard_cp).
     shards = data // replicas * _degree(toml, 'context_parallel')
@@ -80,25 +79,25 @@ def parallel(toml: Settings) -> Iterator[Finding]:
         return
     reshard = toml.text(f'{_P}.fsdp_reshard_after_forward')
     if reshard == 'never' or (reshard == 'default' and pipe > 1):
-        yield Entry('plan.shard', ['state', 'gradients', 'weights'], by)
-        yield Entry('plan.gather', 'on-use', of_reshard or by)
+        yield findings.Entry('plan.shard', ['state', 'gradients', 'weights'], by)
+        yield findings.Entry('plan.gather', 'on-use', of_reshard or by)
     else:
-        yield Entry('plan.zero', 3, (*by, *of_reshard))
+        yield findings.Entry('plan.zero', 3, (*by, *of_reshard))
     if replicas > 1:
-        yield Entry('plan.shard_group', shards, toml.given(f'{_P}.data_parallel_replicate_degree'))
+        yield findings.Entry('plan.shard_group', shards, toml.given(f'{_P}.data_parallel_replicate_degree'))
 
 
-def context_and_experts(toml: Settings) -> Iterator[Finding]:
+def context_and_experts(toml: settings.Settings) -> Iterator[findings.Finding]:
     """Context and expert parallelism."""
     yield from toml.said(f'{_P}.context_parallel_degree')
     yield from toml.said(f'{_P}.context_parallel_rotate_method', silent=True)
     if _degree(toml, 'expert_parallel') > 1 and 'experts' in _sizes(toml):
-        yield Entry('plan.expert', _degree(toml, 'expert_parallel'), (f'{_P}.expert_parallel_degree',))
+        yield findings.Entry('plan.expert', _degree(toml, 'expert_parallel'), (f'{_P}.expert_parallel_degree',))
     else:
         yield from toml.left('one expert rank, or no experts', f'{_P}.expert_parallel_degree')
 
 
-def batch(toml: Settings) -> Iterator[Finding]:
+def batch(toml: settings.Settings) -> Iterator[findings.Finding]:
     """Samples of a step, and the micro-batches of pipeline and accumulation."""
     *_, data = _ranks(toml)
     local, full = max(1, toml.number('training.local_batch_size')), toml.number('training.global_batch_size')
@@ -107,20 +106,20 @@ def batch(toml: Settings) -> Iterator[Finding]:
         steps = full // (local * data)
     elif full > 0:
         what = f'global_batch_size {full} is no multiple of {local} × data {data}: {local * data * steps} written'
-        yield Guess(what)
+        yield findings.Guess(what)
     if 'training.local_batch_size' not in toml:
-        yield Guess('local_batch_size is 8 where the file does not say it')
+        yield findings.Guess('local_batch_size is 8 where the file does not say it')
     by = toml.given('training.local_batch_size', 'training.global_batch_size')
-    yield Entry('workload.batch', local * data * steps, by)
+    yield findings.Entry('workload.batch', local * data * steps, by)
     small = 1
     if _degree(toml, 'pipeline_parallel') > 1:
         size = toml.number(f'{_P}.pipeline_parallel_microbatch_size')
         small = local // size if size and local % size == 0 else local
     by = toml.given(f'{_P}.pipeline_parallel_microbatch_size', 'training.gradient_accumulation_steps')
-    yield Entry('plan.micro_batches', small * steps, by)
+    yield findings.Entry('plan.micro_batches', small * steps, by)
 
 
-def order(toml: Settings) -> Iterator[Finding]:
+def order(toml: settings.Settings) -> Iterator[findings.Finding]:
     """The pipeline's order and its stages."""
     pipe = _degree(toml, 'pipeline_parallel')
     names = (f'{_P}.pipeline_parallel_schedule', f'{_P}.pipeline_parallel_layers_per_stage')
@@ -129,72 +128,72 @@ def order(toml: Settings) -> Iterator[Finding]:
         return
     kind, orders = toml.text(names[0]), toml.table.rows[names[0]].choices
     if kind.lower() not in orders:
-        yield Unmapped(names[0], f'{kind}; 1f1b is written')
+        yield findings.Unmapped(names[0], f'{kind}; 1f1b is written')
     written = orders.get(kind.lower(), '1f1b')
-    yield Entry('plan.order', written, toml.given(*names)[:1])
+    yield findings.Entry('plan.order', written, toml.given(*names)[:1])
     if written not in ('1f1b', 'gpipe'):
         # A V has two stages on each rank; the others have two unless told.
         each, layers = toml.number(names[1]), _sizes(toml).get('layers', 0)
         chunks = max(2, -(-layers // (pipe * each))) if each and written[-1] != 'v' else 2
-        yield Entry('plan.chunks', chunks, toml.given(*names))
+        yield findings.Entry('plan.chunks', chunks, toml.given(*names))
 
 
-def precision(toml: Settings) -> Iterator[Finding]:
+def precision(toml: settings.Settings) -> Iterator[findings.Finding]:
     """Products in bf16 of weights that are kept in fp32, unless told."""
     full = toml.choice('training.dtype') or 'fp32'
     of_ops = (toml.choice('training.mixed_precision_param') or 'bf16') if full == 'fp32' else full
-    yield Entry('workload.precision', of_ops, toml.given('training.mixed_precision_param', 'training.dtype'))
+    yield findings.Entry('workload.precision', of_ops, toml.given('training.mixed_precision_param', 'training.dtype'))
     if full != 'fp32':
         yield from toml.left('training.dtype says it', 'training.mixed_precision_param')
     sums, name = toml.choice('training.mixed_precision_reduce') or 'fp32', 'training.mixed_precision_reduce'
-    yield Entry('workload.gradients', sums, toml.given(name))
+    yield findings.Entry('workload.gradients', sums, toml.given(name))
     yield from optimizer(toml, master=full == 'fp32' and of_ops != 'fp32')
     converters = [str(one) for one in _listed(toml, 'model.converters')]
     eight = [one for one in converters if 'float8' in one and 'grouped' not in one]
     if eight or toml.on('float8.enable_float8_linear'):
-        yield Entry('workload.fp8', 'hybrid', toml.given('model.converters', 'float8.enable_float8_linear'))
+        yield findings.Entry('workload.fp8', 'hybrid', toml.given('model.converters', 'float8.enable_float8_linear'))
     if not eight:
         names = (one for one in toml.named if one.startswith(('quantize.linear', 'float8.')))
         yield from toml.left('converters name no float8', *names)
     if rest := [one for one in converters if one not in eight]:
-        yield Unmapped('model.converters', ', '.join(rest))
+        yield findings.Unmapped('model.converters', ', '.join(rest))
 
 
-def optimizer(toml: Settings, *, master: bool) -> Iterator[Finding]:
+def optimizer(toml: settings.Settings, *, master: bool) -> Iterator[findings.Finding]:
     """AdamW; its fp32 weights are the sharded parameters."""
     if toml.text('optimizer.name') not in ('AdamW', 'Adam'):
-        yield Unmapped('optimizer.name', f'{toml.text("optimizer.name")}; adamw is written')
-    yield Entry('workload.optimizer.adamw.master_weights', master, toml.given('optimizer.name'))
+        yield findings.Unmapped('optimizer.name', f'{toml.text("optimizer.name")}; adamw is written')
+    yield findings.Entry('workload.optimizer.adamw.master_weights', master, toml.given('optimizer.name'))
     for name in ('optimizer.beta2', 'optimizer.weight_decay', 'optimizer.lr', 'training.max_norm'):
         if name not in toml:
-            yield Entry(toml.table.rows[name].key, toml.real(name), (), 'as torchtitan has it')
+            yield findings.Entry(toml.table.rows[name].key, toml.real(name), (), 'as torchtitan has it')
 
 
-def _listed(toml: Settings, name: str) -> list[Any]:
+def _listed(toml: settings.Settings, name: str) -> list[Any]:
     one = toml.named.get(name)
     if one is None:
         return []
     return one.value if isinstance(one.value, list) else [part for part in str(one.value).split(',') if part]
 
 
-def recompute(toml: Settings) -> Iterator[Finding]:
+def recompute(toml: settings.Settings) -> Iterator[findings.Finding]:
     """Checkpoints of full layers, of some layers, or of cheap operators."""
     names = ('activation_checkpoint.mode', 'activation_checkpoint.selective_ac_option')
     (mode, option), by = map(toml.text, names), toml.given(*names)
     if names[0] not in toml:
-        yield Guess('activation_checkpoint.mode is selective where the file does not say it')
+        yield findings.Guess('activation_checkpoint.mode is selective where the file does not say it')
     if mode in ('full', 'none'):
-        yield Entry('plan.recompute', mode, by[:1])
+        yield findings.Entry('plan.recompute', mode, by[:1])
         yield from toml.left(f'with mode {mode}', *by[1:])
     elif option.isdigit():
         every, layers = max(1, int(option[:6])), _sizes(toml).get('layers', 0)
         chosen = [f'layer{layer}.*' for layer in range(layers) if (layer + 1) % every == 0]
-        yield Entry('plan.recompute', 'full' if every == 1 else chosen or 'none', by)
+        yield findings.Entry('plan.recompute', 'full' if every == 1 else chosen or 'none', by)
     else:
         why = 'the second product of queries, keys and values, and of gate and up, is kept'
-        yield Entry('plan.recompute', _cheap(_sizes(toml)), by, why)
+        yield findings.Entry('plan.recompute', _cheap(_sizes(toml)), by, why)
         if mode != 'selective':
-            yield Unmapped(names[0], f'{mode}; cheap operators are recomputed')
+            yield findings.Unmapped(names[0], f'{mode}; cheap operators are recomputed')
 
 
 def _cheap(sizes: dict[str, Any]) -> list[str]:
@@ -209,16 +208,15 @@ def _cheap(sizes: dict[str, Any]) -> list[str]:
     return found + ['layer*.router', 'layer*.dispatch', 'layer*.experts.fc*'] * ('experts' in sizes)
 
 
-def framework(toml: Settings) -> tuple[str, int]:
+def framework(toml: settings.Settings) -> tuple[str, int]:
     """Shards of FSDP2, whose kernels a compiler may fuse."""
     is_compiled = toml.on('training.compile') or toml.on('compile.enable')
-    return ('torchtitan fsdp, compile' if is_compiled else 'torchtitan fsdp'), NOW
+    return ('torchtitan fsdp, compile' if is_compiled else 'torchtitan fsdp'), settings.NOW
 
 
-TORCHTITAN: Final = Source(
-    name='torchtitan',
-    profile='h100-sxm-8',
-    table=table_of('torchtitan'),
+TORCHTITAN: Final = settings.Source(
+    'torchtitan',
+    settings.table_of('torchtitan'),
     rules=(model, parallel, batch, order, precision, recompute),
     framework=framework,
 )

@@ -1,6 +1,6 @@
 """resolve: what a plan leaves open: stages, an automatic order, fusion, redistribution, and presets."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
 from typing import Final, Literal, NamedTuple
@@ -101,20 +101,6 @@ _STEPS: Final = 4
 """The last has no follower whose computation slows its last messages, so it is the one before that counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A plan, its predicted step, and the bytes that it lacks on its fullest rank."""
-
-    plan: plans.Plan
-    step: float
-    too_much: float
-
-    @property
-    def rank(self) -> tuple[float, float]:
-        """What is smaller is better: that it fits, then that it is fast."""
-        return self.too_much, self.step
-
-
 class Simulated(NamedTuple):
     """Predicted seconds of the steps of a program, and the bytes that it lacks on its fullest rank."""
 
@@ -129,10 +115,17 @@ def simulated(program: Program, cluster: Cluster, steps: int = 3) -> Simulated:
     return Simulated(trace.step_times, max(0.0, lacking))
 
 
-def tried(workload: Workload, plan: plans.Plan, cluster: Cluster, session: Session) -> Trial:
-    """Simulate a plan; raises what ``lower`` and ``simulate`` raise."""
-    found = simulated(lower(workload, plan, cluster.world, session=session), cluster, _STEPS)
-    return Trial(plan, float(found.steps[-2]), found.too_much)
+def fastest(workload: Workload, choices: Iterable[plans.Plan], cluster: Cluster, session: Session) -> plans.Plan:
+    """The first plan whose predicted step is the fastest, of those that fit into memory, else of those that lack least.
+
+    Raises what ``lower`` and ``simulate`` raise.
+    """
+
+    def rank(plan: plans.Plan) -> tuple[float, float]:
+        found = simulated(lower(workload, plan, cluster.world, session=session), cluster, _STEPS)
+        return found.too_much, float(found.steps[-2])
+
+    return min(choices, key=rank)
 
 
 def balanced(seconds: Sequence[float], speeds: Sequence[float]) -> tuple[int, ...]:
@@ -293,12 +286,9 @@ def staged(workload: Workload, plan: plans.Plan, cluster: Cluster, session: Sess
     times = layer_times(workload, plan, cluster, session)
     if not isinstance(plan.stages, str):
         return _ordered(workload, plan, times, plan.stages)
-    trials = [
-        tried(workload, _ordered(workload, plan, times, counts), cluster, session)
-        # The balanced counts are often the equal ones: each is simulated once, and the first wins among equals.
-        for counts in dict.fromkeys(_splits(workload, plan, times, cluster))
-    ]
-    return min(trials, key=lambda trial: trial.rank).plan
+    # The balanced counts are often the equal ones: each is simulated once, and the first wins among equals.
+    splits = dict.fromkeys(_splits(workload, plan, times, cluster))
+    return fastest(workload, (_ordered(workload, plan, times, counts) for counts in splits), cluster, session)
 
 
 def _ordered(workload: Workload, plan: plans.Plan, times: LayerTimes, counts: tuple[int, ...]) -> plans.Plan:
@@ -359,8 +349,7 @@ def fused(workload: Workload, plan: plans.Plan, cluster: Cluster, session: Sessi
     Arguments: ``plan``, that leaves nothing else open. Among equals the first of ``SIZES``. Raises what ``lower`` does.
     Not searched: buckets of different sizes in one plan.
     """
-    trials = (tried(workload, replace(plan, fusion=size), cluster, session) for size in SIZES)
-    return min(trials, key=lambda trial: trial.rank).plan
+    return fastest(workload, (replace(plan, fusion=size) for size in SIZES), cluster, session)
 
 
 METHODS: Final[tuple[layout.Method, ...]] = ('cheapest', 'mindspore-2.10', 'mindspore-2.0')
@@ -376,11 +365,11 @@ def redistributed(workload: Workload, plan: plans.Plan, cluster: Cluster, sessio
     if not has_strategies(workload, plan):
         return replace(plan, redistribution=METHODS[0])
     # Of a method all-to-all comes last: of equal steps the plan without it wins.
-    trials = (
-        tried(workload, replace(plan, redistribution=method, all_to_all=all_to_all), cluster, session)
+    choices = (
+        replace(plan, redistribution=method, all_to_all=all_to_all)
         for method, all_to_all in product(METHODS, (False, True))
     )
-    return min(trials, key=lambda trial: trial.rank).plan
+    return fastest(workload, choices, cluster, session)
 
 
 def resolve(workload: Workload, plan: plans.Plan, cluster: Cluster, session: Session | None = None) -> plans.Plan:

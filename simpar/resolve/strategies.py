@@ -137,41 +137,6 @@ def _decided(plan: plans.Plan) -> plans.Plan:
     return replace(plan, stages=stages, order=order, fusion=fusion)
 
 
-@dataclass(slots=True, eq=False)
-class Pool:
-    """Proposals by workload, as a plan lowers them on a cluster."""
-
-    plan: plans.Plan
-    cluster: hardware.Cluster
-    known: dict[object, Proposal] = field(default_factory=dict)
-    problems: list[errors.Infeasible] = field(default_factory=list)
-
-    def add(self, name: str, workload: Workload, strategies: Mapping[str, Strategy]) -> None:
-        """Weigh a workload; one that is known gets another name, one that cannot be lowered is left out.
-
-        Arguments: ``strategies`` of the plan.
-        """
-        # Strategies are dicts, which have no hash: their items stand in the key.
-        told = (tuple(given.items()) for given in (workload.loss_strategies, strategies))
-        key = workload.model, workload.loss_strategy, *told
-        if key in self.known:
-            self.known[key] = replace(self.known[key], also=(*self.known[key].also, name))
-            return
-        try:
-            plan = replace(self.plan, strategies=dict(strategies))
-            self.known[key] = weighed(name, workload, plan, self.cluster)
-        except errors.Infeasible as wrong:
-            # One that cannot be lowered is no fault of the user, unless none can: then the first reason is told.
-            self.problems.append(wrong)
-
-    @property
-    def ranking(self) -> tuple[Proposal, ...]:
-        """The best first, those that do not fit into memory last; raises ``Infeasible`` where there is none."""
-        if not self.known:
-            raise self.problems[0]
-        return tuple(sorted(self.known.values(), key=least_first(self.plan.objective)))
-
-
 GIVEN = 'given'
 BEST = 8
 """How many of the cheapest by the search's own sum are counted again in their programs."""
@@ -349,10 +314,24 @@ class _Search:
 
         Arguments: ``few``, the best few by each of some objectives, the first twice.
         """
-        known = Pool(replace(self.plan, search='none', redistribution=self.method), self.cluster)
+        plan, known = replace(self.plan, search='none', redistribution=self.method), dict[object, Proposal]()
+        problems = []
         for name, choice_of in self.tried(few):
-            known.add(name, *self.applied(choice_of))
-        ranking = known.ranking
+            workload, strategies = self.applied(choice_of)
+            # Strategies are dicts, which have no hash: their items stand in the key.
+            told = (tuple(given.items()) for given in (workload.loss_strategies, strategies))
+            key = workload.model, workload.loss_strategy, *told
+            if key in known:
+                known[key] = replace(known[key], also=(*known[key].also, name))
+                continue
+            try:
+                known[key] = weighed(name, workload, replace(plan, strategies=strategies), self.cluster)
+            except errors.Infeasible as wrong:
+                # One that cannot be lowered is no fault of the user, unless none can: then the first reason is told.
+                problems.append(wrong)
+        if not known:
+            raise problems[0]
+        ranking = tuple(sorted(known.values(), key=least_first(self.plan.objective)))
         best = ranking[0]
         origin = f'searched: {best.name}, least {self.plan.objective}'
         origins = self.origins(best.workload, best.plan.strategies, origin)

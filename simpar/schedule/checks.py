@@ -6,14 +6,14 @@ from dataclasses import fields
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from simpar import document, files, keys, plans
+from simpar.document.tree import Fault
 from simpar.errors import Problem, ScheduleError, divisors, multiple
-from simpar.lower.graph import chunks, record
-from simpar.lower.graph.stages import has_two_homes, order_of_a_half, two_homes_fit
+from simpar.lower import roles
+from simpar.lower.graph import chunks, record, stages
 from simpar.lower.passes import optimizer_parallel, recompute
-from simpar.lower.roles import plan_conflicts
 from simpar.model import Conv2d, Dense, Operator, Sharded
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.model.model import Asked, Model
@@ -56,13 +56,6 @@ AROUND: Final = re.compile(r'^(use|enable|num|n|base|ici|dcn|target)_|_(size|deg
 NOT_MODELLED: Final = 'docs/proofs/not_modelled.md'
 
 
-class Remark(NamedTuple):
-    """What is said of a word, and what to write instead."""
-
-    what: str
-    instead: str
-
-
 def _by_word(table: Mapping[str, str]) -> dict[str, str]:
     return {word: name for name, words in table.items() for word in words.split()}
 
@@ -90,7 +83,7 @@ def plain(word: str) -> str:
     return re.sub(r'[^a-z0-9]+', '_', parted.lower()).strip('_')
 
 
-def key_term(key: document.Key) -> Remark | None:
+def key_term(key: document.Key) -> Fault | None:
     """What to say of an unknown key that is a word of the field; None of others."""
     *above, word = map(str, key)
     if above[:2] == ['workload', 'network'] and len(above) > 2:
@@ -100,14 +93,14 @@ def key_term(key: document.Key) -> Remark | None:
         return absent
     if known not in _WRITE:
         home = _HOMES.get(word, '')
-        return Remark('unknown key', f'write {home}') if home else None
+        return Fault('unknown key', f'write {home}') if home else None
     place, colon, value = _WRITE[known].partition(': ')
     owner, _, name = place.rpartition('.')
     if owner.startswith('workload.optimizer') and above[:2] == ['workload', 'optimizer']:
         owner = '.'.join(above)
     # In its own place a key is written without what is above it.
     short = name if owner == '.'.join(above) else place
-    return Remark('unknown key', f'write {short}{colon}{value}')
+    return Fault('unknown key', f'write {short}{colon}{value}')
 
 
 def _known(word: str) -> str:
@@ -118,42 +111,40 @@ def _known(word: str) -> str:
     return next((one for one in tries if one in _WRITE or one in _IS_ABSENT), word)
 
 
-def _absent_of(word: str) -> Remark | None:
+def _absent_of(word: str) -> Fault | None:
     """Of a word for what is not modelled."""
     family = next((what for pattern, what in FAMILIES.items() if re.search(pattern, word)), '')
     found = _IS_ABSENT.get(word, '' if word in _WRITE else family)
     return _absent(found) if found else None
 
 
-def _layer_term(word: str) -> Remark | None:
+def _layer_term(word: str) -> Fault | None:
     """Of a kind or key of a network's layers."""
     if word in ABSENT_LAYERS.split():
         return _absent(f'{word} as a layer of a network')
-    return Remark('unknown key', f'write {_LAYER_WORDS[word]}') if word in _LAYER_WORDS else None
+    return Fault('unknown key', f'write {_LAYER_WORDS[word]}') if word in _LAYER_WORDS else None
 
 
-def value_term(key: document.Key, value: str) -> Remark | None:
+def value_term(key: document.Key, value: str) -> Fault | None:
     """What to say of an unknown value that is a word of the field; None of others."""
     name, known = str(key[-1]), plain(value)
     # Classes of torch are written together: ScheduleInterleaved1F1B.
     if key[:2] == ('cluster', 'links'):
-        return Remark(
-            f'a factor of the profile is wanted (got "{value[:38]}")', 'write e.g. 0.5 for half its bandwidth'
-        )
+        return Fault(f'a factor of the profile is wanted (got "{value[:38]}")', 'write e.g. 0.5 for half its bandwidth')
     found = _OTHER_VALUES.get((name, known.replace('_', '')))
     if found:
-        return Remark(f'unknown value (got "{value[:38]}")', f'write {found}')
+        return Fault(f'unknown value (got "{value[:38]}")', f'write {found}')
     if name == 'order' and known in ABSENT_ORDERS.split():
         return _absent(f'the order {value[:38]}')
     if name == 'precision' and _WRITE.get(known) == 'workload.fp8':
-        return Remark(f'unknown value (got "{value[:38]}")', 'write bf16, and fp8: hybrid beside it')
+        return Fault(f'unknown value (got "{value[:38]}")', 'write bf16, and fp8: hybrid beside it')
     if name == 'attention' and _WRITE.get(known, '').startswith('plan.context'):
-        return Remark(f'unknown value (got "{value[:38]}")', f'write flash, and {_WRITE[known]}')
+        return Fault(f'unknown value (got "{value[:38]}")', f'write flash, and {_WRITE[known]}')
     return _absent_of(known) if name in _CHOSEN else None
 
 
-def _absent(what: str) -> Remark:
-    return Remark(f'not modelled: {what}', f'see {NOT_MODELLED}')
+def _absent(what: str) -> Fault:
+    return Fault(f'not modelled: {what}', f'see {NOT_MODELLED}')
 
 
 # What must fit together between the keys of a schedule, as far as it can be told without a cluster.
@@ -313,9 +304,9 @@ def pipeline_fits(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
         what = f'{plan.micro_batches} micro-batches on {plan.pipeline} ranks are too many to simulate'
         yield Problem(('plan', 'micro_batches'), what, f'keep micro-batches × stages below {MOST_ACTIONS}')
         return
-    if has_two_homes(plan):
-        problems = list(two_homes_fit(workload, plan))
-        yield from problems or _stages(workload, plan, order_of_a_half(plan))
+    if stages.has_two_homes(plan):
+        problems = list(stages.two_homes_fit(workload, plan))
+        yield from problems or _stages(workload, plan, stages.order_of_a_half(plan))
         return
     key = ('plan', 'rows') if plan.rows else ('plan', 'order')
     try:
@@ -406,7 +397,7 @@ def check(contents: Contents) -> Iterator[Problem]:
     yield from pipeline_fits(workload, plan)
     yield from shards_fit(workload, plan)
     yield from recompute_fits(workload, plan)
-    yield from plan_conflicts(plan)
+    yield from roles.plan_conflicts(plan)
     yield from search_fits(workload, plan)
     yield from strategies_fit(workload, plan)
     yield from batch_fits(workload, plan, max(1, plan.data))

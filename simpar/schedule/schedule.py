@@ -13,14 +13,13 @@ from simpar import document, profiles
 from simpar.errors import Problem, ProfileError, ScheduleError, divisors, refusal
 from simpar.huggingface import Expanded, expanded, in_its_words
 from simpar.huggingface.expand import KEYS, MODEL_KEY, TRANSFORMER, with_model
-from simpar.schedule import contents
-from simpar.schedule.checks import batch_fits, check, key_term, value_term
+from simpar.schedule import checks, contents
 from simpar.workload import MODEL, OPTIMIZERS
 
 _FIXED = ('simpar', 'gaps', 'against', 'sweep', 'planner')
 _SHORTS: Final[dict[document.Key, str]] = {('cluster',): 'profile', ('workload', 'network'): 'layers'}
 _MODELS = ('transformer', 'network', 'module')
-_TERMS: Final = document.Terms(key=key_term, value=value_term)
+_TERMS: Final = document.Terms(key=checks.key_term, value=checks.value_term)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +195,7 @@ def _row(tree: document.Tree, settings: contents.Settings, folder: Path, words: 
 
     def fits(content: contents.Contents) -> Iterator[Problem]:
         formed.append(content)
-        yield from check(content)
+        yield from checks.check(content)
 
     problems: list[Problem] = []
     try:
@@ -278,7 +277,7 @@ def _in_full(root: Any) -> Any:
 
 def _attempt(found: Expanded, problems: list[Problem]) -> contents.Contents | None:
     """The contents of a tree, or None and its problems added to the list."""
-    return _built(found, problems, check)
+    return _built(found, problems, checks.check)
 
 
 def _built(
@@ -434,7 +433,7 @@ def check_against_cluster(schedule: Schedule, world: int) -> Schedule:
     problems = [*_ranks(schedule, data, world), *_slow(schedule, world)]
     # With ``data`` written, the file was checked for it when it was read.
     if not plan.data:
-        problems += batch_fits(schedule.workload, plan, data)
+        problems += checks.batch_fits(schedule.workload, plan, data)
     if problems:
         raise ScheduleError([problem.at(schedule.where(document.dotted(problem.key))) for problem in problems])
     return schedule if plan.data else replace(schedule, plan=replace(plan, data=data))

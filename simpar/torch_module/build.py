@@ -1,27 +1,30 @@
-"""The graph of a module as plain data: each call that reads samples is an operator, with the weights that it reads."""
+"""The graph of a module as plain data: each call that reads samples is an operator, with the weights that it reads.
+
+A call knows what it reads, the calls that only weights go through, and constants.
+"""
+
+from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.model.model import FORMAT
-from simpar.torch_module.call import RESHAPES, SAMPLES, Call, Constants, Spec, own_row, plain_attention
-from simpar.torch_module.export import COUNTS
-from simpar.torch_module.graph import (
-    Node,
-    Reader,
-    inside,
-    layers_of,
-    named_in_programs,
-    path_of,
-    program_name,
-    source_of,
-)
-from simpar.torch_module.rules import TABLE, AtenRow, Dims, UnclearError
+from simpar.torch_module import export, graph
+from simpar.torch_module.graph import Node, Reader, inside, replaced
+from simpar.torch_module.rules import TABLE, Arg, AtenRow, Dims, UnclearError
 
+SAMPLES: Final = export.COUNTS[0]
+MANY: Final = 1009
+"""Samples that rules are asked for: a prime, so that no other dim is as long by chance."""
+RESHAPES: Final = frozenset({'view', 'reshape', '_unsafe_view', 'flatten', 'unflatten', 'squeeze', 'unsqueeze'})
+OF_WEIGHTS: Final = frozenset({'index', 'index_select', 'tril', 'triu'})
+"""Calls besides those of the table that only weights and constants may go through."""
+Spec = dict[str, Any]
+NO_VALUE: Final = object()
 SHOWN: Final = 12
 _INSTEAD: Final = 'write it with operators of the table (docs/my_model.md), or leave this part out of the module'
 
@@ -48,7 +51,8 @@ class Builder:
                 self.read_by.setdefault(id(read), []).append(node)
         self.sources = [node for node in reader.inputs if node.kind == 'samples']
         for node in self.sources:
-            self.names[id(node)] = _free(node.name)
+            is_taken = node.name in ('labels', 'loss', 'target')
+            self.names[id(node)] = f'{node.name}_input' if is_taken else node.name
 
     def build(self, output: Node) -> None:
         """Make everything; raises ``ScheduleError`` with all that is not supported."""
@@ -104,7 +108,7 @@ class Builder:
             raise UnclearError(
                 'makes a shape that depends on values; keep the shape, and choose with where or a product'
             )
-        if not one or one[1:] != other[1:] or one[0] * COUNTS[1] != other[0] * COUNTS[0]:
+        if not one or one[1:] != other[1:] or one[0] * export.COUNTS[1] != other[0] * export.COUNTS[0]:
             if node.kind == 'samples' and one == other:
                 raise UnclearError(
                     'works across samples; return the outputs, and put the loss on them with workload.loss'
@@ -147,11 +151,12 @@ class Builder:
         if found is None:
             self._product(node, self.read(x), weight, bias, inputs)
             return
-        self.skipped |= {id(one) for one in found.skipped[1:]}
-        for part in self.read_by[id(found.skipped[-1])]:
-            which = found.parts[id(part)]
-            own = part_of(weight, which, found.count, inputs)
-            own_bias = part_of(bias, which, found.count, 0) if bias is not None else None
+        skipped, parts, count = found
+        self.skipped |= {id(one) for one in skipped[1:]}
+        for part in self.read_by[id(skipped[-1])]:
+            which = parts[id(part)]
+            own = part_of(weight, which, count, inputs)
+            own_bias = part_of(bias, which, count, 0) if bias is not None else None
             self.waiting[id(part)] = (node, x, own, own_bias, inputs)
 
     def _joint_part(self, node: Node) -> None:
@@ -250,7 +255,7 @@ class Builder:
         spec: Spec = {'calls': call.text(), 'reads': full, 'dims': names, 'fixed': names[1:], 'rows': call.rows,
                       'saves': 'nothing', 'weights': call.weights(dims), 'constants': call.constants(dims)}  # fmt: skip
         node.kind = 'samples'
-        node.shapes = ((COUNTS[0], *node.shapes[0][1:]), (COUNTS[1], *node.shapes[1][1:]))
+        node.shapes = ((export.COUNTS[0], *node.shapes[0][1:]), (export.COUNTS[1], *node.shapes[1][1:]))
         self._add(node, 'call', call.reads, spec=spec)
 
     # names and reads
@@ -264,12 +269,12 @@ class Builder:
         return self._named(node.held, None)
 
     def _named(self, held: str, part: tuple[int, int, int] | None) -> str:
-        name = named_in_programs(held, part)
+        name = graph.named_in_programs(held, part)
         self.weights[name] = held
         return name
 
     def _add(self, node: Node, kind: str, reads: list[str], suffix: str = '', **told: Any) -> str:
-        path = path_of(node.fx)
+        path = graph.path_of(node.fx)
         name = f'{path.replace(".", "/")}/{node.name}{suffix}'.lstrip('/')
         self.made.append({'name': name, 'kind': kind, 'reads': reads, 'shape': node.shapes[0], **told})
         self.paths.append(path)
@@ -278,15 +283,15 @@ class Builder:
         return name
 
     def _wrong(self, node: Node, what: str) -> None:
-        path = path_of(node.fx)
+        path = graph.path_of(node.fx)
         try:
             kind = type(self.module.get_submodule(path)).__name__
         except AttributeError:
             kind = 'module'
         said, _, instead = what.partition('; ')
-        where = source_of(node.fx) or type(self.module).__name__
+        where = graph.source_of(node.fx) or type(self.module).__name__
         # What reads it is told no problem of its own.
-        self.names[id(node)] = program_name(node.name)
+        self.names[id(node)] = graph.program_name(node.name)
         # One line of source may be run by each of a list of layers: the first one tells it.
         told = (where, kind, node.base, said)
         if told not in self.told:
@@ -301,7 +306,7 @@ class Builder:
             one['kind'] == 'linear' or one.get('spec', {}).get('price') in ('product', 'convolution')
             for one in self.made
         ]
-        layers, count = layers_of(self.paths, products)
+        layers, count = graph.layers_of(self.paths, products)
         nodes = [{**one, 'layer': layer} for one, layer in zip(self.made, layers, strict=True)]
         return json.dumps({'format': FORMAT, 'name': name, 'batch': SAMPLES, 'layers': count, 'notes': notes,
                            'sources': sources, 'nodes': nodes}, separators=(',', ':'))  # fmt: skip
@@ -339,27 +344,13 @@ def _summed(node: Node, price: str) -> int:
     return shapes[-1][-1] if node.base == 'linear' else shapes[-1][-2] if len(shapes[-1]) > 1 else 1
 
 
-def _free(name: str) -> str:
-    return f'{name}_input' if name in ('labels', 'loss', 'target') else name
-
-
-@dataclass(frozen=True, slots=True)
-class Joint:
+def joint(product: Node, read_by: Mapping[int, Sequence[Node]]) -> tuple[list[Node], dict[int, int], int] | None:
     """A product that is split into equal parts, as queries, keys and values: it is as many products.
 
-    A split of its outputs over tensor ranks would run through the parts; each part alone is split by heads.
-
-    Arguments: ``skipped``, the product and what changes its shape before the split; ``parts``, which one a slice is.
+    A split of its outputs over tensor ranks would run through the parts; each part alone is split by heads. None where
+    a reader takes anything else of its last dim.
+    Returns the product and what changes its shape before the split, which part a slice is, and how many there are.
     """
-
-    product: Node
-    skipped: tuple[Node, ...]
-    parts: Mapping[int, int]
-    count: int
-
-
-def joint(product: Node, read_by: Mapping[int, Sequence[Node]]) -> Joint | None:
-    """The parts that all readers of a product take of its last dim; None where one takes anything else."""
     node, skipped = product, [product]
     while len(readers := read_by.get(id(node), ())) == 1 and readers[0].base in RESHAPES:
         if readers[0].shapes[0][-1] != node.shapes[0][-1]:
@@ -376,7 +367,7 @@ def joint(product: Node, read_by: Mapping[int, Sequence[Node]]) -> Joint | None:
         if one.base != 'slice' or said['dim'] % (last + 1) != last or said['step'] != 1 or said['start'] % length:
             return None
         parts[id(one)] = said['start'] // length
-    return Joint(product, tuple(skipped), parts, width // length)
+    return skipped, parts, width // length
 
 
 def part_of(tensor: Node, which: int, count: int, dim: int) -> Node:
@@ -388,3 +379,298 @@ def part_of(tensor: Node, which: int, count: int, dim: int) -> Node:
     made = tuple(shape)
     return replace(tensor, name=f'{tensor.name}_{which}', held='', shapes=(made, made), target='slice.Tensor',
                    arguments=said, positional=(tensor, dim, start, start + shape[dim]))  # fmt: skip
+
+
+# one call of a module as an operator
+
+
+class Constants:
+    """What a module computes from no sample and no weight, as masks and angles; evaluated once.
+
+    Values by the name that programs have for them; those on the meta device have none.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._known: dict[int, Any] = {}
+        self.values: dict[str, Any] = {}
+
+    def named(self, node: Node) -> tuple[str, tuple[int, ...]]:
+        """The name and the shape of a constant; one row of what is alike for all samples."""
+        name = f'constant/{node.name}'
+        value = self.value(node)
+        shape = node.shapes[0]
+        if node.scales:
+            shape = (1, *shape[1:])
+            if value is not NO_VALUE:
+                if not bool((value == value[:1]).all()):
+                    raise UnclearError('reads a constant that differs from sample to sample; make it an input')
+                value = value[:1]
+        if value is not NO_VALUE:
+            self.values[name] = value.detach().clone()
+        return name, shape
+
+    def value(self, node: Node) -> Any:
+        """What it evaluates to, or ``NO_VALUE``."""
+        import torch
+
+        todo = [node]
+        while todo:
+            now = todo[-1]
+            if id(now) in self._known:
+                todo.pop()
+                continue
+            missing = [read for read in inside((now.positional, now.named)) if id(read) not in self._known]
+            if missing:
+                todo += missing
+                continue
+            with torch.no_grad():
+                self._known[id(now)] = self._evaluated(now)
+            todo.pop()
+        return self._known[id(node)]
+
+    def _evaluated(self, node: Node) -> Any:
+        import torch
+
+        if not node.target:
+            found = self._reader.values.get(node.held, self._reader.values.get(node.name, NO_VALUE))
+            return NO_VALUE if found is NO_VALUE or found.device.type == 'meta' else found
+
+        if not node.is_aten:
+            raise UnclearError(f'reads a constant of {node.target}, which is no operator of aten; make it a buffer')
+        arguments, named = (
+            replaced(told, lambda read: self._known[id(read)]) for told in (node.positional, node.named)
+        )
+        if any(self._known[id(read)] is NO_VALUE for read in inside((node.positional, node.named))):
+            return NO_VALUE
+        name, _, overload = node.target.partition('.')
+        return getattr(getattr(torch.ops.aten, name), overload)(*arguments, **named)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it; types of torch by their names."""
+    text = '' if isinstance(value, Node) else str(value)
+    return {'dtype': text.removeprefix('torch.')} if text.startswith('torch.') else value
+
+
+def full_name(node: Node) -> str:
+    """What a node calls, with its library."""
+    return f'aten.{node.target}' if node.is_aten else node.target
+
+
+class Call:
+    """One call with what it reads: samples, weights and constants, and the calls before it that make weights."""
+
+    def __init__(self, builder: Builder, node: Node) -> None:
+        self.builder, self.node = builder, node
+        self.reads: list[str] = []
+        self.read: list[Node] = []
+        self.order: list[tuple[str, Any]] = []
+        self.held: list[Node] = []
+        self.before: list[Any] = []
+        self.made: dict[int, int] = {}
+        if node.kind == 'weight':
+            # Spread over samples: the first input tells how many there are.
+            self._sample(builder.sources[0])
+            made = self._computed(node)
+            self.before.append(['expand.default', [made, {'shape': 0}], {}])
+            self.arguments, self.named = [], {}
+            return
+        self.arguments = [self._value(one, self._tensor) for one in node.positional]
+        self.named = {key: self._value(one, self._tensor) for key, one in node.named.items()}
+
+    @property
+    def places_of_reads(self) -> list[int]:
+        return [place for place, (kind, _) in enumerate(self.order) if kind == 'read']
+
+    @property
+    def rows(self) -> int:
+        return self.read[0].shapes[0][0]
+
+    def _sample(self, node: Node) -> Spec:
+        self.reads.append(self.builder.read(node))
+        self.read.append(node)
+        self.order.append(('read', node))
+        return {'read': len(self.reads) - 1}
+
+    def _value(self, told: Any, tensor: Callable[[Node], Any]) -> Any:
+        """An argument as a kernel reads it. Arguments: ``tensor``, what stands for a node."""
+        value = replaced(told, tensor)
+        return [_plain(one) for one in value] if isinstance(value, list) else _plain(value)
+
+    def _tensor(self, node: Node) -> Spec | Node:
+        builder = self.builder
+        if node.kind == 'samples' or (id(node) in builder.names and node.kind == 'weight'):
+            return self._sample(node)
+        if node.kind == 'constant':
+            self.order.append(('constant', node))
+            return self._hold(node)
+        if node.held:
+            self.order.append(('weight', node))
+            return self._hold(node)
+        # Made from weights alone, here and in every operator that reads it.
+        self.order.append(('computed', node))
+        return self._computed(node)
+
+    def _hold(self, node: Node) -> Node:
+        """A weight or a constant, which stands for itself until it is known how many of each there are."""
+        if all(node is not one for one in self.held):
+            self.held.append(node)
+        return node
+
+    def _computed(self, node: Node) -> Spec | Node:
+        if node.held or node.kind == 'constant':
+            return self._hold(node)
+        if id(node) not in self.made:
+            if node.base not in TABLE and node.base not in OF_WEIGHTS:
+                raise UnclearError(f'reads weights through {full_name(node)}, which has no row in the table '
+                                   '(docs/my_model.md); compute it from operators of the table')  # fmt: skip
+            positional = list(node.positional)
+            if node.base == 'expand' and node.scales:
+                # Of one sample: all that is made of weights and constants alone is alike for every sample.
+                positional[1] = [1, *positional[1][1:]]
+            named = {key: self._value(of, self._computed) for key, of in node.named.items()}
+            call = [node.target, [self._value(of, self._computed) for of in positional], named]
+            self.before.append(call)
+            self.made[id(node)] = len(self.before) - 1
+        return {'call': self.made[id(node)]}
+
+    # the rule
+
+    def by_name(self, arguments: Any) -> Any:
+        """Arguments for a rule: an ``Arg`` for each tensor, in the order of the call."""
+        places = iter(range(len(self.order)))
+        return replaced(arguments, lambda node: Arg(next(places), self.scaled(node)))
+
+    def scaled(self, node: Node) -> tuple[int, ...]:
+        """A shape for many samples."""
+        shape = node.shapes[0]
+        if node.kind == 'constant' and node.scales:
+            return (1, *shape[1:])
+        return (shape[0] * MANY // SAMPLES, *shape[1:]) if node.scales else shape
+
+    def check(self, dims: Dims) -> list[str]:
+        """Names that stay unsharded; raises ``UnclearError`` where samples would not stay in dim 0, each for itself."""
+        samples = {dims.inputs[place][0] for place in self.places_of_reads}
+        if samples & set(dims.fixed) or samples != {dims.result[0]} or '' in samples:
+            raise UnclearError(
+                'works across samples, or has them elsewhere than in dim 0; keep every sample for itself'
+            )
+        fixed = dict.fromkeys(dims.fixed)
+        for names, (kind, node) in zip(dims.inputs, self.order, strict=True):
+            # What is computed from weights is there in full.
+            if kind == 'computed':
+                fixed |= dict.fromkeys(
+                    name for name, length in zip(names, node.shapes[0], strict=True) if name and length > 1
+                )
+        return list(fixed)
+
+    def same(self) -> list[int]:
+        """The reads whose gradient is that of the result."""
+        if self.node.base not in ('add', 'sub') or self.node.arguments.get('alpha', 1) != 1:
+            return []
+        result = self.node.shapes[0]
+        alike = [place for place, node in enumerate(self.read) if node.shapes[0] == result]
+        return [place for place in alike if self.node.base == 'add' or self.read[place] is self.node.arguments['self']]
+
+    # what it holds
+
+    def _dims_of(self, dims: Dims, wanted: Node, kind: str) -> tuple[str, ...]:
+        places = [place for place, (of, node) in enumerate(self.order) if node is wanted and of == kind]
+        return dims.inputs[places[0]] if places else ()
+
+    def weights(self, dims: Dims) -> list[Spec]:
+        """Weights that it reads, directly or through other calls."""
+        return [
+            self._told(node, self._dims_of(dims, node, 'weight'), self.builder.weight(node))
+            for node in self._of('weight')
+        ]
+
+    def constants(self, dims: Dims) -> list[Spec]:
+        """Constants that it reads."""
+        made = []
+        for node in self._of('constant'):
+            name, shape = self.builder.constants.named(node)
+            told = self._told(node, self._dims_of(dims, node, 'constant'), name)
+            made.append({**told, 'shape': shape, 'dtype': '' if node.floating else node.dtype})
+        return made
+
+    def _of(self, kind: str) -> list[Node]:
+        return [node for node in self.held if node.kind == kind]
+
+    def _told(self, node: Node, names: tuple[str, ...], name: str) -> Spec:
+        shape = node.shapes[0]
+        return {'name': name, 'given': f'given:{name}', 'shape': shape, 'dims': names or ('',) * len(shape)}
+
+    def text(self) -> str:
+        """The calls as a kernel reads them: weights before constants."""
+        place = {id(node): number for number, node in enumerate([*self._of('weight'), *self._of('constant')])}
+        node, arguments, target, named = self.node, self.arguments, self.node.target, self.named
+        if node.base in (*RESHAPES, 'expand') and node.kind != 'weight':
+            arguments = [arguments[0], {'shape': 0}]
+        if node.base in RESHAPES:
+            target, named = 'reshape.default', {}
+        calls = self.before if node.kind == 'weight' else [*self.before, [target, arguments, named]]
+        return json.dumps(replaced(calls, lambda held: {'held': place[id(held)]}))
+
+
+# masks of attention that are constants: causal ones become a flag, open ones go; and indices of own samples
+
+
+def plain_attention(node: Node, constants: Constants) -> Node:
+    """The call without its mask where that is causal or hides nothing."""
+    mask = node.arguments.get('attn_mask')
+    if mask is None or mask.kind != 'constant' or node.arguments['is_causal']:
+        return node
+    kind = _mask_kind(constants.value(mask))
+    if not kind:
+        return node
+    query, key, value, *_ = node.positional
+    named: dict[str, Any] = {'is_causal': kind == 'causal', 'scale': node.arguments.get('scale'),
+                             'enable_gqa': node.arguments.get('enable_gqa', False)}  # fmt: skip
+    arguments = {**node.arguments, **named, 'attn_mask': None}
+    return replace(node, positional=[query, key, value], named=named, arguments=arguments)
+
+
+def _mask_kind(mask: Any) -> str:
+    """``causal`` or ``open``; empty: another mask, or one whose values are not known."""
+    import torch
+
+    if mask is NO_VALUE:
+        return ''
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    hidden = mask[~seen]
+    # Of numbers that are added, what hides must hide all of it.
+    if mask.dtype != torch.bool and not bool((hidden <= torch.finfo(mask.dtype).min / 2).all()):
+        return ''
+    if bool(seen.all()):
+        return 'open'
+    square = seen.shape[-1] == seen.shape[-2]
+    lower = torch.ones(seen.shape[-2:], dtype=torch.bool).tril()
+    return 'causal' if square and bool((seen == lower).all()) else ''
+
+
+def own_row(node: Node, constants: Constants) -> Node:
+    """``x[row of each sample, indices]`` as ``x[:, indices]``."""
+    import torch
+
+    x, indices = node.positional
+    first = indices[0]
+    if not isinstance(first, Node) or first.kind != 'constant':
+        return node
+    value = constants.value(first)
+    alone = first.scales and len(first.shapes[0]) == value.ndim and value.numel() == export.COUNTS[0]
+    if value is NO_VALUE or not alone or not bool((value.flatten() == torch.arange(export.COUNTS[0])).all()):
+        return node
+    others: list[Any] = []
+    for one in indices[1:]:
+        if one is not None and len(one.shapes[0]) == value.ndim:
+            if one.shapes[0][0] != 1:
+                return node
+            # Its dim of samples is that of x now.
+            shapes = (one.shapes[0][1:], one.shapes[1][1:])
+            one = Node(f'{one.name}_row', one.kind, shapes, one.dtype, 'select.int',  # noqa: PLW2901
+                       {'self': one, 'dim': 0, 'index': 0}, (one, 0, 0), fx=one.fx)  # fmt: skip
+        others.append(one)
+    wanted = [None, *others]
+    return replace(node, positional=[x, wanted], arguments={'self': x, 'indices': wanted})

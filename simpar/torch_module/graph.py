@@ -6,13 +6,14 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from simpar.torch_module.export import Traced
 
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar('T')
 SAME: Final = frozenset({'alias', 'clone', 'contiguous', 'lift_fresh_copy', 'detach_', 'view_as', 'type_as'})
 """Calls whose result is what they read."""
 PARTS: Final = frozenset({'split', 'split_with_sizes', 'chunk', 'unbind', 'tensor_split'})
@@ -63,16 +64,18 @@ class Node:
         return 'float' in self.dtype
 
 
+def of_kind(value: Any, kind: type[T]) -> Iterator[T]:
+    """All values of a kind in arguments, in order."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from of_kind(one, kind)
+
+
 def inside(value: Any) -> Iterator[Node]:
     """All nodes of arguments, in order."""
-    if isinstance(value, Node):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from inside(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from inside(one)
+    return of_kind(value, Node)
 
 
 def replaced(value: Any, change: Callable[[Node], Any]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from simpar import errors, files
 from simpar.layout import ONE, operators
+from simpar.torch_module.graph import of_kind
 
 Shape = tuple[int, ...]
 Names = tuple[str, ...]
@@ -45,14 +46,7 @@ Rule = Callable[[Arguments, Shape], Dims]
 
 def tensors(value: Any) -> Iterator[Arg]:
     """All tensors of arguments, in order."""
-    if isinstance(value, Arg):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from tensors(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from tensors(one)
+    return of_kind(value, Arg)
 
 
 def named(rank: int) -> Names:
@@ -70,11 +64,6 @@ def elementwise(call: Arguments, result: Shape) -> Dims:
     """Each place of the result from the same place of its inputs, broadcast from the last dim on."""
     names = named(len(result))
     return Dims(tuple(aligned(arg.shape, result, names) for arg in tensors(call)), names)
-
-
-def fill(call: Arguments, result: Shape) -> Dims:
-    """Of a tensor its shape alone."""
-    return elementwise(call, result)
 
 
 def permuted(call: Arguments, result: Shape) -> Dims:
