@@ -20,8 +20,8 @@ from executor.cluster import Launch, detect, external, meeting
 from executor.host import free_memory
 from executor.options import check_device, check_outputs, in_one_process
 from executor.ranks.pool import Pool
-from executor.ranks.request import Request
 from executor.ranks.watchdog import columns, many
+from executor.state import Request
 from executor.virtual.transport import VirtualWorld
 from simpar import hardware, size, trace_files, units
 from simpar.case import Case, load_case, on_net
@@ -240,9 +240,11 @@ def _timing_ops(options: argparse.Namespace, job: Job, perform: state.Perform) -
     # The bench is much code, which other runs do without.
     from executor.bench.rounds import AlonePool, InOrder
 
+    programs = [one.program for one in job.all]
     costs = {one.program.hash: one.case.costs for one in job.all if one.case}
-    with AlonePool(job.program.world, favour=options.favour_communication) as alone:
-        ops = InOrder(alone, [one.program for one in job.all], lambda program: costs[program.hash])
+    favour = options.favour_communication
+    with AlonePool(job.program.world, programs, lambda program: costs[program.hash], favour=favour) as alone:
+        ops = InOrder(alone, programs)
 
         def and_ops(program: Program, request: Request) -> state.Execution:
             execution = perform(program, request)

@@ -26,7 +26,7 @@ from executor.devices import KINDS, issue
 from executor.devices.open import Device, open_device
 from executor.ranks.pool import Pool
 from executor.ranks.real import Copies, Start, Transport
-from executor.ranks.request import Request
+from executor.state import Request
 from executor.tensors import TORCH
 from simpar import files, plans, profiles, units
 from simpar.cost.costs import Communication, Costs

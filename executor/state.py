@@ -1,23 +1,122 @@
-"""What steps gave: losses, tensors and traces, kept as files, and statistics of repeats."""
+"""What ranks are asked to run, and what steps gave: losses, tensors, traces and their files, figures of repeats."""
+
+from __future__ import annotations
 
 import io
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import torch
 
-from executor.ranks.request import Compute, Outcome, Part, Request
+from executor import checkpoint, devices, draws
 from executor.tensors import as_named, assemble
 from executor.walk import Place, seat
-from simpar import errors, files
+from simpar import files
+from simpar.cost.costs import Costs
 from simpar.program import Program
 from simpar.torch_module.graph import module_tensors
 from simpar.trace import RankTimes, Times, Trace, joined
+
+# What a rank is asked to run, and what it answers: requests, stretches of a training, outcomes.
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Arguments:
+    first: the number of its first step.
+    source: the folder of the checkpoint that it begins from; empty: from the stretch before, or from the seed.
+    save: the folder of the checkpoint that it ends with; empty: none.
+    batches: the user's, one a step; empty: drawn from the seed.
+    losses: of the steps before it.
+    trained: what its training trains.
+    """
+
+    first: int = 0
+    source: str = ''
+    save: str = ''
+    batches: tuple[draws.Batch, ...] = ()
+    losses: tuple[float, ...] = ()
+    trained: checkpoint.Trained | None = None
+
+
+INIT_TIMEOUT: Final = 60.0
+Pair = tuple[float, float]
+
+
+Compute = Literal['real', 'emulated']
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to run.
+
+    Arguments:
+        costs: seconds of every op, for emulated compute.
+        dtype: takes the place of every floating dtype in real compute.
+        keep: whether parameters and gradients come back.
+        favour: whether communication goes first where both want one core.
+        stretch: which part of a longer training this is.
+        device: the kind of device; cpu: threads in place of its streams.
+        transport: ``native``, the collectives of the device's own library; ``gloo``; empty: what suits the device.
+        issue: ``eager``, op by op, or ``graph``, as captured graphs.
+        work_queues: how many a device has, which streams share; 0: as the costs say, or one for each.
+        room: bytes that a rank's device has for tensors; 0: as many as it needs.
+        to_host: latency and bytes a second of a link to the host that is paced; none: as fast as memory copies.
+    """
+
+    compute: Compute = 'real'
+    costs: Costs | None = None
+    steps: int = 3
+    seed: int = 0
+    dtype: str = ''
+    keep: bool = False
+    favour: bool = False
+    stretch: Stretch | None = None
+    device: str = 'cpu'
+    transport: str = ''
+    issue: str = 'eager'
+    work_queues: int = 0
+    room: int = 0
+    to_host: Pair | None = None
+
+    @property
+    def threads(self) -> bool:
+        """Whether streams are threads, and collectives rings over gloo."""
+        return devices.in_threads(self.device, self.transport)
+
+    @property
+    def queues(self) -> int:
+        """How many work queues a device has; 0: one for each stream."""
+        return self.work_queues or (self.costs.work_queues if self.costs else 0)
+
+    def __post_init__(self) -> None:
+        if self.compute == 'emulated' and self.costs is None:
+            raise ValueError('emulated compute needs costs')
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a rank saw: times since the program began, shape [steps, slots]; its shards of losses, parameters and
+    gradients; ``notes``, what was logged; ``written``, its part of a checkpoint; ``cpu``, see ``Machine``."""
+
+    arrive_KS: Times
+    end_KS: Times
+    notes: tuple[str, ...] = ()
+    losses: list[dict[Part, torch.Tensor]] = field(default_factory=list)
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    written: str = ''
+    cpu: Times = field(default_factory=lambda: np.zeros(0))
+
+
+Part = tuple[str, int, int]
+"""A tensor of one micro-batch and copy."""
+
 
 # What training steps gave: losses, full tensors and a trace, of what every rank saw; in memory, and as a file.
 
@@ -35,20 +134,16 @@ class Result:
     gradients: dict[str, torch.Tensor]
 
 
-FORMAT: Final = 'simpar state 1'
-MOST_BYTES: Final = 2**36
-
-
 def save_state(path: str | os.PathLike[str], result: Result, *, program: str, seed: int) -> None:
     """Write a result as a dict of tensors and plain values, whole or not at all.
 
     Arguments:
         program: the hash of the program that was run.
         seed: of weights and data.
-    Read it with ``load_state``, or with ``torch.load(path, weights_only=True)``.
+    Read it with ``torch.load(path, weights_only=True)``.
     """
     content = {
-        'format': FORMAT,
+        'format': 'simpar state 1',
         'program': program,
         'seed': seed,
         'losses': list(result.losses),
@@ -58,28 +153,6 @@ def save_state(path: str | os.PathLike[str], result: Result, *, program: str, se
     buffer = io.BytesIO()
     torch.save(content, buffer)
     files.write_atomically(Path(path), buffer.getvalue())
-
-
-def load_state(path: str | os.PathLike[str]) -> Result:
-    """Read what ``save_state`` wrote; raises ``ScheduleError`` for another file, and ``OSError``."""
-    content = files.read_regular(path, MOST_BYTES)
-    try:
-        # Tensors and plain values only: a file that is read must not run code.
-        found = torch.load(io.BytesIO(content), weights_only=True)
-    # What torch makes of broken bytes fails in any way.
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise _wrong(path, f'cannot be read: {reason[:100]}') from None
-    kinds = {'losses': list, 'parameters': dict, 'gradients': dict}
-    if not isinstance(found, dict) or found.get('format') != FORMAT:
-        raise _wrong(path, 'is not the state of a run')
-    if lacking := [name for name, kind in kinds.items() if not isinstance(found.get(name), kind)]:
-        raise _wrong(path, f'is not a whole state: it has no {lacking[0]}')
-    return Result(tuple(found['losses']), found['parameters'], found['gradients'])
-
-
-def _wrong(path: str | os.PathLike[str], what: str) -> errors.ScheduleError:
-    return errors.refusal(path, what, 'write it with --save-state')
 
 
 # From what every rank saw to one Trace and full tensors.

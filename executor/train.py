@@ -19,7 +19,7 @@ from executor.inprocess import InProcess
 from executor.options import Wanted, in_one_process
 from executor.ranks.pool import Pool
 from executor.ranks.real import Start
-from executor.ranks.request import Request, Stretch
+from executor.state import Request, Stretch
 from executor.virtual.transport import VirtualWorld
 from simpar.case import Case, load_case
 from simpar.errors import Problem, ScheduleError, refusal, refuse

@@ -6,7 +6,7 @@ wrong numbers silently, and everything else is a timeout. Needs no torch.
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 
@@ -58,6 +58,7 @@ def along(op: OpClass) -> tuple[object, ...]:
     return tuple(op.attributes.get(key) for key in ('dim', 'joins', 'cuts', 'sizes'))
 
 
+Names = tuple[str, ...]
 Event = tuple[str, OpClass, int, int]
 """One op on a communicator: its action, op class, micro-batch and copy."""
 
@@ -130,11 +131,8 @@ def _shape(program: Program, op: OpClass) -> Iterator[str]:
     row, given = COLLECTIVES[op.operator], op.writes + op.accumulates
     shares, fulls = (given, op.reads) if row.gets == 'shard' else (op.reads, given)
     shards = 'shard' in (row.gives, row.gets)
-    if shards and any(program.tensor[name].members for name in shares):
-        # Packed shares have members instead of dims, and rules of their own.
-        yield from _packed(program, op, shares, fulls)
-        return
-    if len(given) != len(op.reads):
+    packed = shards and any(program.tensor[name].members for name in shares)
+    if not packed and len(given) != len(op.reads):
         yield f'{op.name}: takes {len(op.reads)} tensors, but gives {len(given)}'
         return
     try:
@@ -142,6 +140,10 @@ def _shape(program: Program, op: OpClass) -> Iterator[str]:
         exchange = exchange_of(op) if op.operator == 'all_to_all' else None
     except ValueError as wrong:
         yield str(wrong)
+        return
+    if packed:
+        # Packed shares have members instead of dims, and rules of their own.
+        yield from _packed(program, op, shares, fulls, dims)
         return
     if exchange is not None:
         yield from _exchange(program, op, *exchange)
@@ -157,13 +159,8 @@ def _shape(program: Program, op: OpClass) -> Iterator[str]:
             yield f'{op.name}: {target} of {tuple(made)} does not come of {source} of {tuple(taken)} along dim {dim}'
 
 
-def _packed(program: Program, op: OpClass, shares: tuple[str, ...], fulls: tuple[str, ...]) -> Iterator[str]:
+def _packed(program: Program, op: OpClass, shares: Names, fulls: Names, dims: tuple[int, ...]) -> Iterator[str]:
     """Check packed shares: each is an equal part of its full members, one behind the other, plus padding."""
-    try:
-        dims = dims_of(op)
-    except ValueError as wrong:
-        yield str(wrong)
-        return
     size, rest = program.partitions[op.partition].size, list(fulls)
     for name, dim in zip(shares, dims, strict=True):
         share = program.tensor[name]
@@ -280,32 +277,34 @@ def _communicators(program: Program) -> Iterator[str]:
 def _collectives(program: Program, lists: dict[int, list[Event]], where: str) -> Iterator[str]:
     """Compare all ranks of a group with its first."""
     chosen = {rank: [event for event in list_ if event[1].kind == 'collective'] for rank, list_ in lists.items()}
+
+    def same(event: Event) -> tuple[object, ...]:
+        """What must be equal on all ranks of a group."""
+        action, op, *part = event
+        # gloo aborts the process where sizes differ.
+        sizes = tuple(program.local_bytes(program.tensor[name]) for name in op.reads)
+        return (action, *part, op.operator, op.bytes, op.dtype, op.reduce, sizes, along(op))
+
     # Against the first rank only: equality is transitive.
     first, *others = chosen
     for rank in others:
+        difference = _first_difference(chosen[first], chosen[rank], (first, rank), same, ': collective')
         if len(chosen[rank]) != len(chosen[first]):
             counts = f'{len(chosen[first])} collectives and rank {rank} {len(chosen[rank])}'
-            yield f'{where}: rank {first} has {counts}{_first_difference(program, chosen, first, rank)}'
-        elif difference := _first_difference(program, chosen, first, rank):
+            yield f'{where}: rank {first} has {counts}{difference}'
+        elif difference:
             yield f'{where}{difference}'
 
 
-def _first_difference(program: Program, lists: dict[int, list[Event]], first: int, rank: int) -> str:
+def _first_difference(
+    one: list[Event], other: list[Event], ranks: tuple[int, int], same: Callable[[Event], object], what: str
+) -> str:
     # The shorter list ends the search; the lengths were compared before.
-    for index, (ours, theirs) in enumerate(zip(lists[first], lists[rank], strict=False)):
-        if _same_as(program, ours) != _same_as(program, theirs):
-            there = f'{_describe(ours)} on rank {first} but {_describe(theirs)} on rank {rank}'
-            return f': collective {index} is {there}'
+    for index, (ours, theirs) in enumerate(zip(one, other, strict=False)):
+        if same(ours) != same(theirs):
+            there = f'{_describe(ours)} on rank {ranks[0]} but {_describe(theirs)} on rank {ranks[1]}'
+            return f'{what} {index} is {there}'
     return ''
-
-
-def _same_as(program: Program, event: Event) -> tuple[object, ...]:
-    """What must be equal on all ranks of a group."""
-    action, op, micro_batch, copy = event
-    # gloo aborts the process where sizes differ.
-    sizes = tuple(program.local_bytes(program.tensor[name]) for name in op.reads)
-    message = (op.operator, op.bytes, op.dtype, op.reduce, sizes, along(op))
-    return (action, micro_batch, copy, *message)
 
 
 def _describe(event: Event) -> str:
@@ -337,16 +336,8 @@ def _pair(sends: list[Event], receives: list[Event], pair: tuple[int, int], wher
     if len(sends) != len(receives):
         counts = f'{len(sends)} sends and rank {target} {len(receives)} receives from it'
         yield f'{where}: rank {source} has {counts}'
-    for index, (send, receive) in enumerate(zip(sends, receives, strict=False)):
-        if _message(send) != _message(receive):
-            ends = f'{_describe(send)} on rank {source} but {_describe(receive)} on rank {target}'
-            yield f'{where}: message {index} is {ends}'
-            return
-
-
-def _message(event: Event) -> tuple[object, ...]:
-    _, op, micro_batch, copy = event
-    return (op.bytes, op.dtype, micro_batch, copy)
+    if difference := _first_difference(sends, receives, pair, lambda one: (one[1].bytes, one[1].dtype, *one[2:]), ''):
+        yield f'{where}: message{difference}'
 
 
 def _buffers(program: Program) -> Iterator[str]:

@@ -21,7 +21,7 @@ from by_hand import RANKS, ByHand
 from proof import arguments, commit, page_head
 
 from executor.ranks.pool import Pool
-from executor.ranks.request import Request, Stretch
+from executor.state import Request, Stretch
 from simpar.case import load_case
 
 ROOT = Path(__file__).parent.parent

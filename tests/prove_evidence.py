@@ -26,7 +26,7 @@ from executor.bench.bench import bench_messages
 from executor.bench.items import QUICK
 from executor.bench.rounds import Reporter
 from executor.ranks.pool import Pool
-from executor.ranks.request import Request
+from executor.state import Request
 from simpar import Program, cluster, load_profile, price, simulate
 from simpar.calibrate import calibrate, load_record, write_profile
 from simpar.cost.costs import Costs

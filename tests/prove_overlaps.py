@@ -23,7 +23,7 @@ from proof import arguments, claims_table, commit, page_head, steady_steps
 
 from executor.bench.bench import given_cluster
 from executor.ranks.pool import Pool
-from executor.ranks.request import Request
+from executor.state import Request
 from simpar import Plan, Program, price
 from simpar.cost.costs import Costs
 from simpar.errors import SimparError

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from executor.ranks.pool import Pool
-from executor.ranks.request import Request
+from executor.state import Request
 from simpar.case import load_case, on_net
 from simpar.files import write_atomically
 from simpar.hardware.net import parse_net

@@ -24,7 +24,7 @@ from proof import arguments, commit, steady_steps
 from tables import load_tree
 
 from executor.ranks.pool import Pool
-from executor.ranks.request import Request
+from executor.state import Request
 from simpar.case import Case, case_of, cluster_of, on_net
 from simpar.errors import SimparError
 from simpar.files import write_atomically

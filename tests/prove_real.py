@@ -30,7 +30,7 @@ from executor.bench.bench import bench, calibrated
 from executor.bench.items import QUICK, TINY
 from executor.bench.rounds import AlonePool, InOrder, Reporter, put
 from executor.ranks.pool import Pool
-from executor.ranks.request import Request
+from executor.state import Request
 from simpar import Plan, Program, Trace, cluster, load_profile, price
 from simpar.calibrate import Calibration
 from simpar.errors import SimparError
@@ -189,8 +189,12 @@ def _measure(
     costs = {row.program.hash: price(row.program, hardware[place // 2]) for place, row in enumerate(rows)}
     every = {row.name: _every(followed(row.program, costs[row.program.hash]).step) for row in rows}
     net, favour = parse_net(block.net), block.favour
-    with Pool(WORLD, net=net, timeout=60.0, pinned=True) as pool, AlonePool(WORLD, favour=favour) as alone:
-        ops = InOrder(alone, [row.program for row in rows], lambda program: costs[program.hash])
+    programs = [row.program for row in rows]
+    with (
+        Pool(WORLD, net=net, timeout=60.0, pinned=True) as pool,
+        AlonePool(WORLD, programs, lambda program: costs[program.hash], favour=favour) as alone,
+    ):
+        ops = InOrder(alone, programs)
         # The first round opens connections.
         for row in rows:
             pool.perform(row.program, Request(steps=2, favour=favour))

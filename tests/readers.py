@@ -256,12 +256,6 @@ TRAINED: Final = (
 )
 
 
-def _state(folder: Path) -> None:
-    from executor.state import load_state
-
-    load_state(folder / 'state.pt')
-
-
 def _images(folder: Path) -> None:
     from executor.data import identity
 
@@ -537,16 +531,6 @@ def _checkpoints(folder: Path) -> Iterator[Seed]:
     yield Seed({path.name: path.read_bytes() for path in sorted(kept.iterdir()) if path.name != '.metadata'})
 
 
-def _states(folder: Path) -> Iterator[Seed]:
-    import torch
-
-    from executor.state import Result, save_state
-
-    weights = {'dense0.weight': torch.ones(4, 4), 'dense0.bias': torch.zeros(4)}
-    save_state(folder / 'state.pt', Result((1.0, 0.5), weights, weights), program='ab12', seed=0)
-    yield Seed({'state.pt': (folder / 'state.pt').read_bytes()})
-
-
 def _digits(folder: Path) -> Iterator[Seed]:
     pixels, labels = bytes(range(256)) * 9 + bytes(48), bytes((1, 7, 9))
     yield Seed({
@@ -610,7 +594,6 @@ READERS: Final = {
     'journal of a sweep': Reader(_journal, _journals, ('simpar/sweep/journal.py',)),
     'journal of a bench': Reader(_bench, _benches, ('executor/bench/ranks.py',)),
     'checkpoint': Reader(_checkpoint, _checkpoints, ('executor/checkpoint.py',)),
-    'state of a run': Reader(_state, _states, ('executor/state.py',)),
     'images': Reader(_images, _digits, ('executor/data.py',)),
     'own step': Reader(_own_step, _own_steps, TREES),
     'anchor': Reader(_anchor, _anchors, TREES),

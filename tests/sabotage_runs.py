@@ -7,7 +7,7 @@ from equipment.validation import Samples, kinds_of, program_of, sizes_around
 from sabotage_kinds import Truth
 
 from executor.ranks.rank import TOO_SLOW
-from executor.ranks.request import Request
+from executor.state import Request
 from simpar.cost.price import price
 from simpar.diagnosis.causes import apart, changed, in_turn
 

@@ -24,6 +24,7 @@ from executor.bench.items import (
 from executor.bench.kinds import KINDS
 from executor.bench.ranks import Timed
 from executor.ranks.collectives import SMALL
+from executor.state import Outcome
 from executor.validate import validate
 from simpar import Plan, cluster, load_profile, price
 from simpar.calibrate import calibrate, load_record, write_profile
@@ -219,7 +220,7 @@ class Ticking:
     def ran(self, program, steps):
         slots = len(program.roles[0])
         ticks = np.arange(1.0, steps * slots + 1).reshape(steps, slots)
-        return [rounds.Ran(ticks, ticks, ticks)] * program.world
+        return [Outcome(ticks, ticks, cpu=ticks)] * program.world
 
 
 def test_ops_take_all_of_a_step_between_them():
@@ -250,7 +251,7 @@ def test_an_op_has_what_passes_from_its_needs_to_the_message_that_waits_for_it()
     # The first message starts 0.5 s behind its op, the second op 0.25 s behind the message.
     arrive = np.array([[0.0, 1.5, 3.25, 4.5, 4.75], [10.0, 11.5, 13.25, 14.5, 14.75]])
     end = np.array([[1.0, 3.0, 4.0, 6.0, 9.0], [11.0, 13.0, 14.0, 16.0, 19.0]])
-    seconds = rounds.own_seconds(role, [0, 2, 4], rounds.Ran(arrive, end, end))[1]
+    seconds = rounds.own_seconds(role, [0, 2, 4], Outcome(arrive, end, cpu=end))[1]
     # From 9 to 11 and on to 11.5; from 13 to 14; from 14, in spite of the message that starts meanwhile, to 19.
     assert seconds.tolist() == [2.5, 1.0, 5.0]
 
@@ -266,7 +267,7 @@ def test_an_op_has_no_part_of_the_message_before_on_the_stream_of_its_own():
     builder.add_role('all', range(2), slots, ('compute', 'sends'))
     arrive = np.array([[0.0, 1.0, 1.0, 6.0], [20.0, 21.0, 21.0, 26.0]])
     end = np.array([[1.0, 6.0, 2.0, 11.0], [21.0, 26.0, 22.0, 31.0]])
-    seconds = rounds.own_seconds(builder.build().roles[0], [0, 2], rounds.Ran(arrive, end, end))[1]
+    seconds = rounds.own_seconds(builder.build().roles[0], [0, 2], Outcome(arrive, end, cpu=end))[1]
     assert seconds[1] == 1.0
 
 

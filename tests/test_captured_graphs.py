@@ -8,7 +8,7 @@ from executor import virtual
 from executor.devices.issue import AHEAD, WARM
 from executor.devices.open import open_device
 from executor.inprocess import InProcess
-from executor.ranks.request import Request
+from executor.state import Request
 from executor.virtual.engine import Race, state
 from executor.virtual.transport import VirtualWorld
 from simpar.errors import ProgramError

@@ -8,7 +8,7 @@ from executor.devices import KINDS, fused
 from executor.inprocess import InProcess
 from executor.kernels import KERNELS, Context
 from executor.kernels.update import _composed_adam
-from executor.ranks.request import Request
+from executor.state import Request
 from executor.virtual.transport import VirtualWorld
 from simpar.files import read_csv
 from simpar.lower import lower

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -75,7 +74,6 @@ def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_
     """The prediction was once that of the profile's links: −99.8 % on a slow network, without a word."""
     torch = pytest.importorskip('torch', reason='needs the extra torch')
     from executor.inprocess import InProcess
-    from executor.state import load_state
 
     trace, state = tmp_path / 'measured.json', tmp_path / 'deep' / 'state.pt'
     words = ['--net', 'paced:40mbit,2ms', '--steps', 4, '--save', trace, '--save-state', state]
@@ -97,9 +95,9 @@ def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_
     assert facts['gain']['measured'] == pytest.approx(gain, abs=1e-12)
     assert re.search(r'^gain.*?([-+][0-9.]+) % +([-+][0-9.]+) %$', out, re.MULTILINE)[2] == f'{gain * 100:+.1f}'
     wanted = InProcess(load_case(job).program, 0, None).run(6)
-    found = load_state(state)
-    assert found.losses == pytest.approx(wanted.losses, rel=1e-5)
-    for mine, theirs in ((found.parameters, wanted.parameters), (found.gradients, wanted.gradients)):
+    found = torch.load(state, weights_only=True)
+    assert found['losses'] == pytest.approx(list(wanted.losses), rel=1e-5)
+    for mine, theirs in ((found['parameters'], wanted.parameters), (found['gradients'], wanted.gradients)):
         assert mine.keys() == theirs.keys()
         for name in theirs:
             torch.testing.assert_close(mine[name], theirs[name], rtol=1e-4, atol=1e-5)
@@ -146,24 +144,6 @@ def test_ops_are_timed_between_the_steps_of_real_ranks(job, measured):
     assert 0.01 < float(times[1]) < 100
     code, _, error = measured(*words, '--compute', 'emulated')
     assert (code, '--time-ops: only ops that ranks of this machine compute' in error) == (2, True)
-
-
-def test_a_state_is_read_without_running_code(tmp_path):
-    torch = pytest.importorskip('torch', reason='needs the extra torch')
-    from executor.state import load_state
-    from simpar.errors import ScheduleError
-
-    class Evil:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / 'made'),)
-
-    torch.save({'format': Evil()}, tmp_path / 'evil.pt')
-    (tmp_path / 'text.pt').write_text('not a state')
-    torch.save({'format': 'another'}, tmp_path / 'other.pt')
-    for name in ('evil', 'text', 'other'):
-        with pytest.raises(ScheduleError, match='--save-state'):
-            load_state(tmp_path / f'{name}.pt')
-    assert not (tmp_path / 'made').exists()
 
 
 def test_a_state_is_not_asked_of_emulated_compute(job, tmp_path):

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from bench_record import record
 from every import some
 from mutations import LIST
@@ -28,13 +27,6 @@ OPENS = {'read_regular', 'read_text', 'read_bytes', 'open', 'connect', 'fdopen'}
 """Functions that open a file; rows of simpar's own tables come by `read_csv`."""
 CASES = 20
 """Of sixty changed files of a reader the suite takes those so far apart."""
-
-
-def state(**parts):
-    """The file of a run's state that has these parts."""
-    out = io.BytesIO()
-    torch.save({'format': 'simpar state 1', **parts}, out)
-    return out.getvalue()
 
 
 def arrays(head):
@@ -128,8 +120,6 @@ BROKEN = (
     ('database of Ascend', {'ascend_pytorch_profiler_0.db': blobs}),
     ('module graph', {'s.yaml': lambda: module(name=None)}),
     ('Kineto', {'r.json': EVENTS.replace(b'"id"', b'"\xffid"', 1)}),
-    ('state of a run', {'state.pt': state()[:-30] + b'\0' * 30}),
-    ('state of a run', {'state.pt': b'\x80\x02h\x13.'}),
     ('checkpoint', {'simpar.json': json.dumps(UNKNOWN).encode()}),
     ('checkpoint', {'simpar.json': json.dumps(FLAT).encode()}),
     ('calibration record', {'r.json': json.dumps({**record(), 'net': ' '}).encode()}),
@@ -141,7 +131,6 @@ BROKEN = (
     ('script to edit', {'r.sh': b'torchrun pretrain_gpt.py --num-layers \xff\n'}),
     ('journal of a bench', {'bench.json': b'[1]'}),
     ('journal of a bench', {'bench.json': b'[' * 100_000}),
-    ('state of a run', {'state.pt': state(losses=[1.0])}),
     ('saved program', {'p.program': lambda: program(world=10**11)}),
     ('Chakra', {'a.0.et': b'\x80' * 9 + b'\x07\n\x050.0.4'}),
     ('Kineto', {'r.json': EVENTS.replace(b'"dur": ', b'"dur": 1' + b'0' * 400, 1)}),

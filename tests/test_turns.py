@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from worked import worked_costs, worked_program
 
-from executor.ranks.request import Request
-from executor.state import FIRST_STEADY, Execution, blocks_of, figures, in_turns
+from executor.state import FIRST_STEADY, Execution, Request, blocks_of, figures, in_turns
 from simpar.engine import simulate
 
 PLAN = worked_program()

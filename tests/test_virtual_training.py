@@ -6,7 +6,7 @@ import pytest
 import virtual_cases as virtual
 
 from executor.inprocess import InProcess
-from executor.ranks.request import Request
+from executor.state import Request
 from executor.virtual.engine import Race
 from simpar.errors import Deadlock, Infeasible, RunFailed
 from simpar.lower import lower

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from trained_cases import trained_case, workload_of
 
-from executor.ranks.request import Request
+from executor.state import Request
 from executor.virtual.transport import VirtualWorld
 from simpar.lower import lower
 from simpar.plans import Plan

@@ -16,7 +16,7 @@ from executor.bench import items, kinds, rounds
 from executor.bench.ranks import Journal, LaunchedPool, TimedPool, Timer
 from executor.cluster import Launch, external, meeting
 from executor.options import Wanted, check_outputs, in_one_process
-from executor.ranks.request import Request
+from executor.state import Request
 from simpar import calibrate, files, profiles
 from simpar.case import load_case
 from simpar.cost.price import price
@@ -238,9 +238,11 @@ def _steps(
 ) -> Tables:
     """Rows of the ops of programs, timed in the order of their steps. Arguments: ``record``, what is known so far."""
     reporter.part(f'steps: {len(programs)} programs without messages', trials)
-    with rounds.AlonePool(ranks, favour=favour) as pool, TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         hardware = calibrated(record, Path(folder) / 'before')[1]
-        steps = rounds.InOrder(pool, programs, lambda program: price(program, hardware))
+        pool = rounds.AlonePool(ranks, programs, lambda program: price(program, hardware), favour=favour)
+    with pool:
+        steps = rounds.InOrder(pool, programs)
         for _ in range(trials):
             steps.round()
             reporter.turn()
@@ -294,12 +296,27 @@ def run(options: argparse.Namespace, launch: Launch | None) -> None:
         if launch is not None:
             external.refuse_external(launch, str(error))
         raise
+    sizes = items.NAMED[options.sizes or ('quick' if options.quick else 'full')]
+    net, request = parse_net(options.net), _request(on, favour=options.favour_communication)
+    more: dict[str, Any] = {'net_name': options.net, 'seed': options.seed}
     try:
         if launch is not None:
-            _among(options, launch, on, of, programs, journal, kind)
+            with LaunchedPool(launch, of, request, net, options.timeout, options.meet, kind) as ranks:
+                if journal is None:
+                    ranks.follow()
+                    return
+                more |= {'per_host': ranks.per_host, 'cores': ranks.cores, 'programs': programs, 'talk': programs}
+                with progress() as reporter:
+                    record = measure(journal.over(ranks), sizes, reporter, on=on, **more)
+                _write(options, record, journal)
         elif journal is not None:
             with progress() as reporter:
-                _write(options, _alone(options, on, programs, journal, reporter), journal)
+                own = options.ranks or OWN, net, sizes, reporter
+                if options.compute == 'emulated':
+                    record = bench_messages(*own, journal=journal, **more)
+                else:
+                    record = bench(*own, programs=programs, favour=request.favour, on=on, journal=journal, **more)
+                _write(options, record, journal)
     except BaseException:
         if journal is not None:
             journal.leave()
@@ -358,53 +375,6 @@ def _identity(options: argparse.Namespace, launch: Launch | None, programs: Sequ
         'device': f'{options.device} {options.transport}'.strip(),
         'schedule': ' '.join(program.hash[:12] for program in programs) or 'none',
     }
-
-
-def _alone(
-    options: argparse.Namespace, on: items.On, programs: Sequence[Program], journal: Journal, reporter: rounds.Reporter
-) -> Record:
-    ranks, net, sizes = options.ranks or OWN, parse_net(options.net), _sizes(options)
-    more: dict[str, Any] = {'net_name': options.net, 'seed': options.seed, 'journal': journal}
-    if options.compute == 'emulated':
-        return bench_messages(ranks, net, sizes, reporter, **more)
-    favour = options.favour_communication
-    return bench(ranks, net, sizes, reporter, programs=programs, favour=favour, on=on, **more)
-
-
-def _among(
-    options: argparse.Namespace,
-    launch: Launch,
-    on: items.On,
-    of: dict[str, str],
-    programs: Sequence[Program],
-    journal: Journal | None,
-    kind: str,
-) -> None:
-    """As one of the ranks that a launcher has started; rank 0 writes."""
-    request = _request(on, favour=options.favour_communication)
-    ranks = LaunchedPool(launch, of, request, parse_net(options.net), options.timeout, options.meet, kind)
-    with ranks:
-        if journal is None:
-            ranks.follow()
-            return
-        with progress() as reporter:
-            record = measure(
-                journal.over(ranks),
-                _sizes(options),
-                reporter,
-                net_name=options.net,
-                programs=programs,
-                talk=programs,
-                seed=options.seed,
-                on=on,
-                per_host=ranks.per_host,
-                cores=ranks.cores,
-            )
-        _write(options, record, journal)
-
-
-def _sizes(options: argparse.Namespace) -> Any:
-    return items.NAMED[options.sizes or ('quick' if options.quick else 'full')]
 
 
 def _write(options: argparse.Namespace, record: Record, journal: Journal) -> None:

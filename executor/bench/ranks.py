@@ -9,13 +9,11 @@ import io
 import json
 import os
 import shutil
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -28,10 +26,10 @@ from executor.bench.items import matmul, program_of
 from executor.cluster import Launch, external, meeting
 from executor.ranks import emulated, pool, real, streams, watchdog
 from executor.ranks.rank import Machines
-from executor.ranks.request import Compute, Outcome, Request
+from executor.state import Compute, Outcome, Request
 from simpar.cost.costs import Costs
 from simpar.errors import RunFailed, refusal
-from simpar.files import read_regular, remove_at_the_end, write_atomically
+from simpar.files import read_regular, write_atomically
 from simpar.hardware.net import Net
 from simpar.program import Program, text
 from simpar.trace import Times, Trace
@@ -99,18 +97,16 @@ class TimedPool(pool.Pool):
         """Run a program for some steps, back to back; see ``Timer``."""
         compute: Compute = 'real' if costs is None else 'emulated'
         request = replace(self._request, compute=compute, costs=costs, steps=steps, issue=issue)
-        trace = self.perform(program, request).trace
-        if not request.threads:
-            return on_clock(trace)
-        # Through files, since outcomes of ranks have no room for times that only a bench wants.
-        return with_cpu(trace, [cpu_times(self._folder, one, program) for one in range(program.world)])
+        cpu: list[Times] = []
+        trace = self.perform(program, request, lambda _, ranks: cpu.extend(one.cpu for one in ranks)).trace
+        return with_cpu(trace, cpu) if request.threads else on_clock(trace)
 
     def _machines(self, rank: int) -> Machines:
-        return timed_machines(self._folder, rank)
+        return Machines(TimedMachine, TimedEmulation)
 
 
 def with_cpu(trace: Trace, cpu: Sequence[Times]) -> Timed:
-    """A run on processors. Arguments: ``cpu``, as of ``cpu_times``, rank by rank."""
+    """A run on processors. Arguments: ``cpu``, rank by rank, of thread and process."""
     # Ranks that stand by have fewer slots than others: what they have none of took no time.
     found = np.zeros((2, trace.program.world, trace.steps, max(map(len, trace.program.roles))))
     for one, seconds in enumerate(cpu):
@@ -119,62 +115,39 @@ def with_cpu(trace: Trace, cpu: Sequence[Times]) -> Timed:
     return Timed(trace, *found)
 
 
-def cpu_times(folder: Path, rank: int, program: Program) -> Times:
-    """CPU seconds that a rank's machine has left, shape [thread and process, steps, slots]."""
-    slots = len(program.role(rank))
-    return np.fromfile(_file(folder, rank)).reshape(2, -1, slots) if slots else np.zeros((2, 0, 0))
-
-
-def timed_machines(folder: Path, rank: int) -> Machines:
-    """Machines that read CPU clocks."""
-    place = _file(folder, rank)
-    return Machines(partial(TimedMachine, place), partial(TimedEmulation, place))
-
-
 class TimedMachine(real.RealMachine):
-    """Real compute; leaves CPU times in the file ``place``."""
+    """Real compute; reads CPU clocks."""
 
-    def __init__(self, place: Path, start: real.Start, *more: Any, **others: Any) -> None:
+    def __init__(self, start: real.Start, *more: Any, **others: Any) -> None:
         super().__init__(start, *more, **others)
-        self._cpu = mapped(place, (2, start.steps, len(start.program.role(start.rank))))
+        self.cpu = np.zeros((2, start.steps, len(start.program.role(start.rank))))
 
     def run(self, work: streams.Work, arrived: float) -> float:
         """As real compute does."""
         before = _cpu_times()
         end = super().run(work, arrived)
-        self._cpu[:, work.step, work.slot.position] = np.subtract(_cpu_times(), before)
+        self.cpu[:, work.step, work.slot.position] = np.subtract(_cpu_times(), before)
         return end
 
 
 class TimedEmulation(emulated.EmulatedMachine):
-    """Emulated compute; leaves CPU times of its messages in the file ``place``."""
+    """Emulated compute; reads CPU clocks for its messages."""
 
-    def __init__(self, place: Path, program: Program, costs: Costs, rank: int, *more: Any) -> None:
+    def __init__(self, program: Program, costs: Costs, rank: int, *more: Any) -> None:
         super().__init__(program, costs, rank, *more)
-        # It is not told how many steps will run; what is never written takes no room.
-        self._cpu = mapped(place, (2, MOST_STEPS, len(program.role(rank))))
+        # It is not told how many steps will run.
+        self.cpu = np.zeros((2, MOST_STEPS, len(program.role(rank))))
 
     def communicate(self, work: streams.Work, arrived: float) -> float:
         """As emulated compute does."""
         before = _cpu_times()
         end = super().communicate(work, arrived)
-        self._cpu[:, work.step, work.slot.position] = np.subtract(_cpu_times(), before)
+        self.cpu[:, work.step, work.slot.position] = np.subtract(_cpu_times(), before)
         return end
-
-
-def mapped(place: Path, shape: tuple[int, ...]) -> Times:
-    """Numbers in a file that another process reads."""
-    # A mapped file costs no system call for each op, which would disturb what is measured.
-    # A rank that stands by has no slots, and a file of no bytes cannot be mapped.
-    return np.asarray(np.memmap(place, dtype=np.float64, mode='w+', shape=shape)) if shape[-1] else np.zeros(shape)
 
 
 def _cpu_times() -> tuple[float, float]:
     return time.thread_time(), time.process_time()
-
-
-def _file(folder: Path, rank: int) -> Path:
-    return folder / f'cpu{rank}'
 
 
 # A bench on ranks that a launcher has started, on any number of hosts: rank 0 says what runs, all others follow.
@@ -183,8 +156,6 @@ TINY: Final = 8
 """Sizes of the product that stands for a program before there is one."""
 LATER: Final = 2.0
 """Seconds in which others may say by themselves why a run broke."""
-LEFT: Final = ('outcome', 'cpu')
-"""Keys of each rank that rank 0 deletes behind every run, for they are large."""
 
 
 class LaunchedPool(external.External):
@@ -222,15 +193,13 @@ class LaunchedPool(external.External):
         places = meeting.places_of(self._cards, [(rank,) for rank in range(self.world)])
         self.per_host = _per_host(places)
         self.hosts = len(places)
-        self._folder = Path(tempfile.mkdtemp(prefix='simpar-'))
-        remove_at_the_end(self._folder)
         self._place(places)
         self._notes += self._unlike(machine)
         self._jobs = 0
         self._stack = ExitStack()
 
     def _machines(self) -> Machines:
-        return timed_machines(self._folder, self._rank)
+        return Machines(TimedMachine, TimedEmulation)
 
     def _place(self, places: list[meeting.Place]) -> None:
         """Keep to a core, where this host has enough; know which of its devices is this rank's."""
@@ -283,23 +252,13 @@ class LaunchedPool(external.External):
         """Run a program on all ranks for some steps, back to back; see ``Timer``."""
         assert costs is None
         self._say({'program': text.format_program(program), 'steps': steps, 'issue': issue})
-        found: list[Times] = []
-
-        def read(execution: object, outcomes: object) -> None:
-            del execution, outcomes
-            if self._request.threads:
-                found.extend(self._cpu_of(program, one, steps) for one in range(self.world))
-
-        trace = self._turn(program, steps, issue, read)
-        return with_cpu(trace, found) if self._request.threads else on_clock(trace)
+        cpu: list[Times] = []
+        trace = self._turn(program, steps, issue, lambda _, ranks: cpu.extend(one.cpu for one in ranks))
+        return with_cpu(trace, cpu) if self._request.threads else on_clock(trace)
 
     def _say(self, job: dict[str, Any]) -> None:
         self._base.set(f'simpar/job/{self._jobs}', zlib.compress(json.dumps(job).encode()))
         self._jobs += 1
-
-    def _cpu_of(self, program: Program, one: int, steps: int) -> Times:
-        numbers = np.frombuffer(self._store.get(f'simpar/cpu/{one}'))
-        return numbers.reshape(2, -1, max(len(program.role(one)), 1)) if len(numbers) else np.zeros((2, steps, 0))
 
     # all others
 
@@ -325,18 +284,11 @@ class LaunchedPool(external.External):
             execution = self.run(replace(self._request, steps=steps, issue=issue), self.net, finish)
         return execution.trace if execution else None
 
-    def _finish(self, outcome: Outcome, request: Request, finish: Any) -> Any:
-        if request.threads:
-            # Before the outcome: who reads that finds this, too.
-            self._store.set(f'simpar/cpu/{self._rank}', cpu_times(self._folder, self._rank, self._program).tobytes())
-        return super()._finish(outcome, request, finish)
-
     def _part(self) -> None:
         super()._part()
         # A bench has hundreds of runs, and the store keeps all that it is told.
         for one in range(self.world if self._rank == 0 else 0):
-            for key in LEFT:
-                self._store.delete_key(f'simpar/{key}/{one}')
+            self._store.delete_key(f'simpar/outcome/{one}')
 
     def _pulse(self, done: str) -> Any:
         del done

@@ -12,8 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import torch
@@ -22,8 +21,8 @@ from numpy.typing import NDArray
 from executor import devices, state, tensors
 from executor.bench import items as bench
 from executor.bench.kinds import Price, low
-from executor.bench.ranks import Timed, Timer, mapped
-from executor.ranks import real, request, streams
+from executor.bench.ranks import Timed, Timer
+from executor.ranks import real, streams
 from executor.ranks.pool import Pool
 from executor.ranks.rank import Machines
 from simpar import __version__, interval_sets, plans, workload
@@ -534,13 +533,12 @@ STEPS: Final = 4
 class AloneMachine(real.RealMachine):
     """Real compute without messages: what would come from other ranks is there at once, as small numbers."""
 
-    def __init__(self, folder: Path, start: real.Start, *more: Any, **others: Any) -> None:
+    def __init__(self, pauses: Mapping[str, list[float]], start: real.Start, *more: Any, **others: Any) -> None:
         super().__init__(start, *more, **others)
         slots = len(start.program.role(start.rank))
-        self._cpu = mapped(_alone_file(folder, start.rank), (start.steps, slots))
+        self.cpu = np.zeros((start.steps, slots))
         self._came: dict[int, list[torch.Tensor]] = {}
-        pauses = _pauses(folder, start.program, start.rank)
-        self._pauses = np.fromfile(pauses).tolist() if pauses.exists() else [0.0] * slots
+        self._pauses = pauses.get(start.program.hash, [0.0] * slots)
 
     def run(self, work: streams.Work, arrived: float) -> float:
         """As real compute does, with the CPU time of the process at the end; for a message the thread sleeps.
@@ -550,7 +548,7 @@ class AloneMachine(real.RealMachine):
         slot, program = work.slot, self._start.program
         if slot.op.kind == 'compute':
             end = super().run(work, arrived)
-            self._cpu[work.step, slot.position] = time.process_time()
+            self.cpu[work.step, slot.position] = time.process_time()
             return end
         if slot.index not in self._came:
             named = [program.tensor[name] for name in slot.op.writes + slot.op.accumulates]
@@ -564,39 +562,29 @@ class AloneMachine(real.RealMachine):
         return self._clock.now()
 
 
-class Ran(NamedTuple):
-    """When ops arrived and ended by the clock, and CPU seconds of the process at their end, shape [steps, slots]."""
-
-    arrive: Times
-    end: Times
-    cpu: Times
-
-
 class AlonePool(Pool):
     """A pool of ranks with a core each that send no messages.
 
-    Arguments: ``favour``, whether the threads of messages come first, as of ``TimedPool``.
+    Arguments:
+        costs: of each program; for as long as its messages then take, their threads sleep.
+        favour: whether the threads of messages come first, as of ``TimedPool``.
     """
 
-    def __init__(self, world: int, *, favour: bool = False) -> None:
+    def __init__(self, world: int, programs: Sequence[Program], costs: Price, *, favour: bool = False) -> None:
         self._favour = favour
+        self._pauses = {program.hash: message_seconds(program, costs(program)) for program in programs}
         super().__init__(world, pinned=True, timeout=60.0)
 
-    def pause(self, program: Program, seconds: Sequence[Times]) -> None:
-        """Sleep for so long where a program has a message. Arguments: ``seconds``, see ``message_seconds``."""
-        for one, mine in enumerate(seconds):
-            mine.tofile(_pauses(self._folder, program, one))
-
-    def ran(self, program: Program, steps: int) -> list[Ran]:
+    def ran(self, program: Program, steps: int) -> list[state.Outcome]:
         """Run so many steps; what each rank saw."""
-        trace = self.perform(program, request.Request(steps=steps, favour=self._favour)).trace
-        return [
-            Ran(times.arrive_KS, times.end_KS, np.fromfile(_alone_file(self._folder, one)).reshape(steps, -1))
-            for one, times in enumerate(trace.representatives)
-        ]
+        found: list[state.Outcome] = []
+        asked = state.Request(steps=steps, favour=self._favour)
+        self.perform(program, asked, lambda _, outcomes: found.extend(outcomes))
+        return found
 
     def _machines(self, rank: int) -> Machines:
-        return Machines(real=partial(AloneMachine, self._folder))
+        mine = {digest: seconds[rank].tolist() for digest, seconds in self._pauses.items() if rank < len(seconds)}
+        return Machines(real=partial(AloneMachine, mine))
 
 
 @dataclass(frozen=True, slots=True)
@@ -609,18 +597,12 @@ class _Steps:
 
 
 class InOrder:
-    """The ops of programs, timed in the order of their steps, round by round.
+    """The ops of programs, timed in the order of their steps, round by round."""
 
-    Arguments: ``costs``, of each program; for as long as its messages then take, their threads sleep.
-    """
-
-    def __init__(self, pool: AlonePool, programs: Sequence[Program], costs: Price | None = None) -> None:
+    def __init__(self, pool: AlonePool, programs: Sequence[Program]) -> None:
         self._pool = pool
         self._programs = list({program.hash: program for program in programs}.values())
         self._steps: dict[tuple[str, int], _Steps] = {}
-        if costs:
-            for program in self._programs:
-                pool.pause(program, message_seconds(program, costs(program)))
 
     def round(self, steps: int = STEPS) -> None:
         """Run so many steps of every program, and some to warm up."""
@@ -632,12 +614,12 @@ class InOrder:
         for one, ran in enumerate(self._pool.ran(program, WARM_UP + steps)):
             self._add(program, one, ran)
 
-    def _add(self, program: Program, one: int, ran: Ran) -> None:
+    def _add(self, program: Program, one: int, ran: state.Outcome) -> None:
         role = program.role(one)
         ops = [program.op(role, slot) for slot in range(len(role))]
         computing = [slot for slot, op in enumerate(ops) if op.kind == 'compute']
         # Ops of several streams in the order in which they ended: together they take all that the rank has.
-        order = sorted(computing, key=lambda slot: float(ran.end[WARM_UP, slot]))
+        order = sorted(computing, key=lambda slot: float(ran.end_KS[WARM_UP, slot]))
         priced = [at for at, slot in enumerate(order) if ops[slot].operator not in NO_WORK]
         if not priced:
             return
@@ -693,32 +675,32 @@ def _row(name: str, ranks: Sequence[_Steps]) -> dict[str, Any]:
     return {'weight': count, **seconds, 'quiet': 1.0}
 
 
-def own_seconds(role: Role, order: Sequence[int], ran: Ran) -> Times:
+def own_seconds(role: Role, order: Sequence[int], ran: state.Outcome) -> Times:
     """Seconds by the clock of compute ops, shape [steps, ops]: with what passes before and behind them.
 
     Arguments: ``order``, the slots of compute ops as they end.
     From the end of the op before, or of the message that it needs, to its own end; and on until the message starts that
     waits for it. Of the first step nothing is known of what came before.
     """
-    before = np.roll(ran.end[:, order].ravel(), 1).reshape(len(ran.end), -1)
+    before = np.roll(ran.end_KS[:, order].ravel(), 1).reshape(len(ran.end_KS), -1)
     place = {slot: at for at, slot in enumerate(order)}
     needs, carried = role.needs(), role.carried()
 
     def latest(slot: int) -> Times:
         """When a slot's needs that are messages have ended."""
-        ends = [ran.end[:, need] for need in needs[slot] if need not in place]
-        ends += [np.roll(ran.end[:, need], 1) for need in carried[slot] if need not in place]
-        return np.max(ends, axis=0, initial=0.0) if ends else np.zeros(len(ran.end))
+        ends = [ran.end_KS[:, need] for need in needs[slot] if need not in place]
+        ends += [np.roll(ran.end_KS[:, need], 1) for need in carried[slot] if need not in place]
+        return np.max(ends, axis=0, initial=0.0) if ends else np.zeros(len(ran.end_KS))
 
     ready = np.maximum(before, np.stack([latest(slot) for slot in order], axis=1))
-    seconds: Times = ran.end[:, order] - np.minimum(ready, ran.end[:, order])
+    seconds: Times = ran.end_KS[:, order] - np.minimum(ready, ran.end_KS[:, order])
     # Since when the rank's next op could run; that of a step's last op stands in the next step.
     then = np.roll(ready.ravel(), -1).reshape(ready.shape)
     for before_it, slot, need in _senders(role, place):
-        at, arrived, end = place[need], ran.arrive[:, slot], ran.end[:, need]
+        at, arrived, end = place[need], ran.arrive_KS[:, slot], ran.end_KS[:, need]
         # While another op computes, or another message is awaited, nothing waits for this one to start. Nor while its
         # stream is still busy: with the slot before, which of the first is the last one of the step before.
-        stream = np.roll(ran.end[:, before_it], 1) if before_it >= slot else ran.end[:, before_it]
+        stream = np.roll(ran.end_KS[:, before_it], 1) if before_it >= slot else ran.end_KS[:, before_it]
         free = (then[:, at] >= arrived) & (np.maximum(latest(slot), stream) <= end)
         seconds[:, at] += np.where(free, arrived - end, 0.0)
     return seconds
@@ -757,11 +739,3 @@ def _columns(row: dict[str, Any]) -> tuple[tuple[str, int | str], ...]:
     # One line of a table may hold several phases: all of them are of steps, or none.
     values = ('wall', 'cpu', 'weight', 'quiet', *(() if 'operator' in row else ('phase',)))
     return tuple(sorted((key, value) for key, value in row.items() if key not in values))
-
-
-def _alone_file(folder: Path, one: int) -> Path:
-    return folder / f'alone{one}'
-
-
-def _pauses(folder: Path, program: Program, one: int) -> Path:
-    return folder / f'pauses{one}-{program.hash}'

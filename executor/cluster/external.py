@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -24,8 +24,7 @@ from executor.cluster import Launch, meeting
 from executor.host import Clock, host_identity, offset_by_ping, sharpen_sleep
 from executor.ranks import watchdog
 from executor.ranks.rank import Machines, Rank, Watched
-from executor.ranks.request import INIT_TIMEOUT, Outcome, Request
-from executor.state import Execution, Finish, assemble_run
+from executor.state import INIT_TIMEOUT, Execution, Finish, Outcome, Request, assemble_run
 from simpar.errors import RunFailed, SimparError
 from simpar.hardware.net import Net
 from simpar.program import Program
@@ -212,7 +211,7 @@ class External:
         self._status = watchdog.Status(launch.world)
         self._clock, self._notes = common_clock(self._store, self._rank, launch.world)
         # While ops may go on, the store is given as long as they are.
-        self._waiting, self._guard = watchdog.Guard(timeout, self._cut_off), watchdog.Guard(UNANSWERED, self._cut_off)
+        self._waiting, self._guard = (watchdog.Guard(most, self._by_itself) for most in (timeout, UNANSWERED))
 
     def preflight(self, needs: Sequence[int]) -> None:
         """Check hosts and network. Arguments: ``needs``, bytes of each rank."""
@@ -334,8 +333,7 @@ class External:
         self._store.set(f'simpar/beat/{self._rank}', self._status.row(self._rank))
         self._store.set(f'simpar/beat-at/{self._rank}', repr(self._clock.now()))
         if failures:
-            found = [asdict(failure) for failure in failures]
-            self._store.set(f'simpar/failures/{self._rank}', json.dumps(found))
+            self._store.set(f'simpar/failures/{self._rank}', json.dumps(list(map(asdict, failures))))
         if busy is not None:
             shares = [[*key, share] for key, share in busy.found().items()]
             self._store.set(f'simpar/busy/{self._rank}', json.dumps(shares))
@@ -359,11 +357,7 @@ class External:
         except (RuntimeError, OSError):
             return self._by_itself(failures, busy)
 
-    def _cut_off(self) -> str:
-        """What this rank knows where nobody answers at the store."""
-        return self._by_itself([], None)
-
-    def _by_itself(self, failures: list[watchdog.Failure], busy: watchdog.BusyThreads | None) -> str:
+    def _by_itself(self, failures: Sequence[watchdog.Failure] = (), busy: watchdog.BusyThreads | None = None) -> str:
         """What this rank knows where rank 0, and so the store, cannot be reached."""
         states = {rank: card.process.state for rank, card in enumerate(self._cards)}
         dead = {rank: KILLED for rank, state in states.items() if state == 'gone'}
@@ -393,18 +387,14 @@ class External:
         for rank, card in enumerate(self._cards):
             with self._guard:
                 age = self._hear(rank)
-                if self._store.check([f'simpar/busy/{rank}']):
-                    found = json.loads(self._store.get(f'simpar/busy/{rank}'))
-                    busy |= {(of, stream): share for of, stream, share in found}
-                has_failed = self._store.check([f'simpar/failures/{rank}'])
-                if has_failed:
-                    reported = json.loads(self._store.get(f'simpar/failures/{rank}'))
-                    failures += [watchdog.Failure(**failure) for failure in reported]
+                busy |= {(of, stream): share for of, stream, share in self._reported('busy', rank)}
+                reported = self._reported('failures', rank)
+                failures += [watchdog.Failure(**failure) for failure in reported]
             state = card.process.state
             if state == 'stopped':
                 stopped.add(rank)
             # A rank that has said why it failed may have ended since.
-            elif age > SILENT and not has_failed:
+            elif age > SILENT and not reported:
                 host = meeting.on_host(card, self._cards)
                 since = f'for {age:.1f} s' if age < math.inf else 'since the run began'
                 quiet = f'{host}has said nothing {since}: it was killed or stopped, or its host is lost'
@@ -415,6 +405,11 @@ class External:
         alive = min(rank for rank in range(self._program.world) if rank not in dead and rank not in stopped)
         return explained if self._rank == alive else explained.splitlines()[0]
 
+    def _reported(self, topic: str, rank: int) -> list[Any]:
+        key = f'simpar/{topic}/{rank}'
+        found: list[Any] = json.loads(self._store.get(key)) if self._store.check([key]) else []
+        return found
+
     def _hear(self, rank: int) -> float:
         """Take over what a rank said last; returns how many seconds ago that was, without end where it said nothing."""
         if not self._store.check([f'simpar/beat/{rank}', f'simpar/beat-at/{rank}']):
@@ -423,9 +418,12 @@ class External:
         return self._clock.now() - float(self._store.get(f'simpar/beat-at/{rank}'))
 
 
+TIMES: Final = ('arrive_KS', 'end_KS', 'cpu')
+
+
 def _packed(outcome: Outcome) -> bytes:
     content = {one.name: getattr(outcome, one.name) for one in fields(outcome)}
-    times = {name: torch.from_numpy(content[name]) for name in ('arrive_KS', 'end_KS')}
+    times = {name: torch.from_numpy(content[name]) for name in TIMES}
     buffer = io.BytesIO()
     torch.save({**content, **times, 'notes': list(outcome.notes)}, buffer)
     return buffer.getvalue()
@@ -434,5 +432,5 @@ def _packed(outcome: Outcome) -> bytes:
 def _unpacked(content: bytes) -> Outcome:
     # Only tensors and plain values: the store is open to the network, and pickles could run code.
     found = torch.load(io.BytesIO(content), weights_only=True)
-    times = {name: found[name].numpy() for name in ('arrive_KS', 'end_KS')}
+    times = {name: found[name].numpy() for name in TIMES}
     return Outcome(**{**found, **times, 'notes': tuple(found['notes'])})

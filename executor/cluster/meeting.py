@@ -25,8 +25,8 @@ from executor import data
 from executor.cluster import Launch
 from executor.devices.open import Survey, survey
 from executor.host import Host, Process, this_host, this_process
-from executor.ranks.request import INIT_TIMEOUT, Request, Stretch
 from executor.ranks.watchdog import Store, many
+from executor.state import INIT_TIMEOUT, Request, Stretch
 from executor.tensors import TORCH
 from simpar import __version__
 from simpar.cost.costs import Costs

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor import draws, validate, walk
+from executor import draws, state, validate, walk
 from executor.devices.open import Device
 from executor.kernels import Context, context
-from executor.ranks import real, request, streams
+from executor.ranks import real, streams
 from executor.ranks.watchdog import RUNNING, THROUGH, Beat, Failure, Status
 from simpar.errors import Infeasible
 from simpar.program import COPY, Instance, Tensor, instance
@@ -414,7 +414,7 @@ class DeviceRun:
         self._step = 0
         self.failures: list[Failure] = []
         # Filled step by step by the issuer.
-        self.arrive_KS, self.end_KS = issuer.arrive_KS, issuer.end_KS
+        self.arrive_KS, self.end_KS, self.cpu = issuer.arrive_KS, issuer.end_KS, np.zeros(0)
 
     def begin(self, moment: float) -> None:
         """Have all that the first step needs on the device."""
@@ -480,7 +480,7 @@ class Captured:
     marks: Marks
     inputs: list[torch.Tensor]
     number: torch.Tensor
-    losses: dict[request.Part, torch.Tensor]
+    losses: dict[state.Part, torch.Tensor]
     gradients: dict[str, torch.Tensor]
 
 

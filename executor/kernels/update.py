@@ -6,7 +6,6 @@ squares, to clip by their norm, and how many are not finite: then it changes not
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from math import prod, sqrt
 from typing import Final
 
@@ -101,15 +100,8 @@ def restore(overflow: Tensor | None, tensors: Tensors, before: Tensors) -> None:
 
 STATES: Final = {'sgd': 0, 'momentum': 1, 'adam': 2}
 """Operator → states of a weight, without its master."""
-ADAM: Final = {
-    'lr': 'learning_rate',
-    'eps': 'epsilon',
-    **{key: key for key in ('beta1', 'beta2', 'weight_decay')},
-}
-"""What torch's fused kernel calls the attributes of the rule."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Operands:
     """What an update reads, by kind.
 
@@ -124,16 +116,27 @@ class _Operands:
         before: what the op changes, as it was, where all of it may have to be put back.
     """
 
-    gradients: Tensors
-    weights: Tensors
-    states: list[Tensors]
-    held: list[Tensors]
-    exact: Tensors
-    shares: bool
-    count: Tensor | None
-    factor: float | Tensor
-    overflow: Tensor | None
-    before: Tensors
+    def __init__(self, op: OpClass, *tensors: Tensor) -> None:
+        attributes = op.attributes
+        # Read from the back: what is optional stands last, so its places are known.
+        self.overflow = overflow_of(op, tensors)
+        tensors = tensors[:-1] if self.overflow is not None else tensors
+        squares = tensors[-1] if 'clip_norm' in attributes else None
+        tensors = tensors[:-1] if 'clip_norm' in attributes else tensors
+        counts = 'loss_scale' in attributes and op.operator == 'adam'
+        self.count: Tensor | None = tensors[-1] if counts else None
+        tensors = tensors[:-1] if counts else tensors
+        masters, states = attributes.get('master_weights', False), STATES[op.operator]
+        each = len(tensors) // (2 + states + bool(masters))
+        kinds = [list(tensors[first : first + each]) for first in range(0, len(tensors), each)]
+        self.gradients, self.weights, *self.held = kinds
+        self.exact, self.shares = self.held[-1] if masters else self.weights, masters == 'shared'
+        if self.shares:
+            self.exact = [wide(one) + wide(rest) for one, rest in zip(self.weights, self.exact, strict=True)]
+        self.states = [list(map(wide, kind)) for kind in self.held[:states]]
+        self.factor = factor(op, squares)
+        # A gradient that is not finite leaves all as it was, on every rank: the count was summed over all of them.
+        self.before = saved(self.overflow, self.written)
 
     @property
     def written(self) -> Tensors:
@@ -175,7 +178,7 @@ class _Operands:
 
 def sgd(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     """→ weights...[, masters...]"""
-    operands = _operands(op, *tensors)
+    operands = _Operands(op, *tensors)
     # SGD is linear in its gradients, so unscaling and clipping go into the rate.
     operands.change(operands.gradients, float(op.attributes['learning_rate']) * operands.factor)
     return operands.cast()
@@ -186,7 +189,7 @@ def momentum(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
 
     g has weight_decay · w added; with ``nesterov``, w −= learning_rate · (g + momentum · v).
     """
-    operands = _operands(op, *tensors)
+    operands = _Operands(op, *tensors)
     (v,), gradients = operands.states, operands.scaled()
     decay, mu = float(op.attributes['weight_decay']), float(op.attributes['momentum'])
     if decay:
@@ -207,7 +210,7 @@ def adam(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
     With ``weight_decay``, weights first lose learning_rate · weight_decay of themselves: AdamW, Loshchilov and Hutter
     2019, algorithm 2.
     """
-    operands = _operands(op, *tensors)
+    operands = _Operands(op, *tensors)
     # Where steps may be skipped, the bias correction counts updates, not steps.
     step = where.step + 1 if operands.count is None else operands.count.add_(1).double().reshape(())
     gradients = _like(operands.gradients, operands.states[0]) if operands.plain else operands.scaled()
@@ -223,7 +226,8 @@ def _fused_adam(op: OpClass, operands: _Operands, gradients: Tensors, step: int 
     (m, v), attributes = operands.states, op.attributes
     exact = [weight.view(state.shape) for weight, state in zip(operands.exact, m, strict=True)]
     number = step.float() if isinstance(step, torch.Tensor) else torch.full((), float(step), device=exact[0].device)
-    rule = {name: float(attributes.get(key, 0.0)) for name, key in ADAM.items()}
+    rule = {key: float(attributes.get(key, 0.0)) for key in ('beta1', 'beta2', 'weight_decay')}
+    rule |= {'lr': float(attributes['learning_rate']), 'eps': float(attributes['epsilon'])}
     numbers = [number] * len(exact)
     torch.ops.aten._fused_adamw_(exact, gradients, m, v, [], numbers, **rule, amsgrad=False, maximize=False)
 
@@ -245,33 +249,6 @@ def _composed_adam(op: OpClass, operands: _Operands, gradients: Tensors, step: i
     torch._foreach_add_(denominator, float(op.attributes['epsilon']))
     change = torch._foreach_div(m, denominator)
     operands.change(change, rate / (1 - beta1**step))
-
-
-def _operands(op: OpClass, *tensors: Tensor) -> _Operands:
-    """Sort what an update reads by kind."""
-    attributes = op.attributes
-    # Read from the back: what is optional stands last, so its places are known.
-    overflow = overflow_of(op, tensors)
-    tensors = tensors[:-1] if overflow is not None else tensors
-    squares = tensors[-1] if 'clip_norm' in attributes else None
-    tensors = tensors[:-1] if 'clip_norm' in attributes else tensors
-    counts = 'loss_scale' in attributes and op.operator == 'adam'
-    count, tensors = (tensors[-1], tensors[:-1]) if counts else (None, tensors)
-    kinds = 2 + STATES[op.operator] + bool(attributes.get('master_weights'))
-    gradients, weights, *held = _by_kind(tensors, kinds)
-    masters = attributes.get('master_weights', False)
-    exact, shares = held[-1] if masters else weights, masters == 'shared'
-    if shares:
-        exact = [wide(weight) + wide(rest) for weight, rest in zip(weights, exact, strict=True)]
-    states = [list(map(wide, kind)) for kind in held[: STATES[op.operator]]]
-    # A gradient that is not finite leaves all as it was, on every rank: the count was summed over all of them.
-    operands = _Operands(gradients, weights, states, held, exact, shares, count, factor(op, squares), overflow, [])
-    return replace(operands, before=saved(overflow, operands.written))
-
-
-def _by_kind(tensors: Sequence[Tensor], kinds: int) -> list[Tensors]:
-    count = len(tensors) // kinds
-    return [list(tensors[first : first + count]) for first in range(0, len(tensors), count)]
 
 
 def _like(tensors: Tensors, others: Tensors) -> Tensors:

@@ -28,9 +28,8 @@ import torch.distributed as dist
 from executor import netns
 from executor.host import Clock, Process, memory_variables, pin, sharpen_sleep, this_process
 from executor.ranks.rank import Machines, Rank, Watched
-from executor.ranks.request import INIT_TIMEOUT, Outcome, Request
 from executor.ranks.watchdog import BusyThreads, Failure, Seen, Status, death, explain
-from executor.state import Execution, Finish, assemble_run
+from executor.state import INIT_TIMEOUT, Execution, Finish, Outcome, Request, assemble_run
 from executor.validate import validate
 from simpar.cost.costs import Costs
 from simpar.errors import RunFailed, SimparError

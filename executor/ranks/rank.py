@@ -21,9 +21,9 @@ from executor.devices.open import open_device
 from executor.ranks.collectives import LATE, Channel, Link
 from executor.ranks.emulated import EmulatedMachine
 from executor.ranks.real import Computation, Groups, RealMachine, Start, device_transports
-from executor.ranks.request import INIT_TIMEOUT, Outcome, Request, Stretch
 from executor.ranks.streams import Streams, set_queues
 from executor.ranks.watchdog import Failure, Status
+from executor.state import INIT_TIMEOUT, Outcome, Request, Stretch
 from simpar import trace
 from simpar.cost.costs import Costs
 from simpar.hardware.net import Net
@@ -43,6 +43,7 @@ class Watched(Protocol):
     failures: list[Failure]
     arrive_KS: trace.Times
     end_KS: trace.Times
+    cpu: trace.Times
 
     def begin(self, moment: float) -> None:
         """All ranks begin at a moment that is near."""
@@ -168,6 +169,7 @@ class Rank:
             parameters=keep.parameters() if keep else {},
             gradients=keep.gradients if keep else {},
             written=self._leave(computation, program, request.stretch),
+            cpu=job.cpu,
         )
 
     def _leave(self, computation: Computation | None, program: Program, stretch: Stretch | None) -> str:

@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -19,11 +20,12 @@ from executor.devices.open import Device
 from executor.draws import Batch, batch_of
 from executor.kernels import LOSSES, Bound, Context, bind, context, kernel
 from executor.ranks.collectives import Channel, Link, Messages, Pace, Rings
-from executor.ranks.request import Pair, Part, Request, Stretch
 from executor.ranks.streams import Work
+from executor.state import Pair, Part, Request, Stretch
 from executor.tensors import TORCH, Packing, bounds, initial, joined, persistent, shape_of_step, slices_of, torch_dtype
 from simpar.errors import ProgramError, RunFailed
 from simpar.program import Instance, OpClass, Program, Tensor, instance
+from simpar.trace import Times
 from simpar.units import format_size
 
 # What an op of communication does with its tensors, over any transport: ``Transport`` is the seam to what carries it.
@@ -577,6 +579,7 @@ class RealMachine(Computation):
         self, start: Start, clock: host.Clock, link: Link | None, *, keep: bool = True, to_host: Pair | None = None
     ) -> None:
         super().__init__(start, Memory(start, FEED_LIMIT))
+        self.cpu: Times = np.zeros(0)
         self._clock = clock
         self._pace = None if link is None else Pace(link)
         self._to_host = to_host

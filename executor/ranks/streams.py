@@ -35,7 +35,12 @@ class Work:
 
 
 class Machine(Protocol):
-    """Runs ops for the streams; every method is called from several threads at once."""
+    """Runs ops for the streams; every method is called from several threads at once.
+
+    Arguments: ``cpu``, seconds of CPU time that it has measured, shape [..., steps, slots]; empty: none.
+    """
+
+    cpu: trace.Times
 
     def begin(self, moment: float) -> None:
         """The program begins."""
@@ -56,12 +61,12 @@ NOT_SET: Final = 'work queues are not as predicted'
 class Queue:
     """One queue that several streams share, in issue order.
 
-    Arguments: ``slots``, of a step. ``left``: how many have left it over all steps; ``moment``, when the last one did.
+    Arguments: ``slots``, of a step. ``finished``: how many have left it over all steps; ``moment``, when the last did.
     """
 
     def __init__(self, slots: list[int]) -> None:
         self._place = {slot: at for at, slot in enumerate(slots)}
-        self.left = 0
+        self.finished = 0
         self.moment = 0.0
         self.changed = threading.Condition()
 
@@ -72,7 +77,7 @@ class Queue:
     def leave(self, moment: float) -> None:
         """Let the next one be first."""
         with self.changed:
-            self.left, self.moment = self.left + 1, moment
+            self.finished, self.moment = self.finished + 1, moment
             self.changed.notify_all()
 
 
@@ -162,6 +167,7 @@ class Streams:
         self._queues = queues_by_slot(role, queues)
         self.arrive_KS: trace.Times = np.zeros((self.steps, len(role)))
         self.end_KS: trace.Times = np.zeros((self.steps, len(role)))
+        self.cpu = self.machine.cpu
         self.failures: list[watchdog.Failure] = []
         self._threads: list[threading.Thread] = []
 
@@ -221,7 +227,9 @@ class Streams:
         ready = max(last, self._wait_for_needs(step, slot))
         queue = self._queues.get(at)
         if queue:
-            ready = max(ready, self._wait_for_turn(queue, step, at))
+            # The one before it in its work queue has left.
+            self._await(queue, queue.ahead(step, at))
+            ready = max(ready, queue.moment)
         meets = slot.op.kind != 'compute' and slot.op.operator != COPY
         work = Work(slot, step, self.channels[slot.op.partition, stream.name] if meets else None)
         arrived = self.machine.arrive(work, ready)
@@ -244,33 +252,26 @@ class Streams:
         """Wait for a slot's needs; return when the last of them ended."""
         return max((self._wait_for(*need) for need in slot.awaits(step)), default=0.0)
 
-    def _wait_for_turn(self, queue: Queue, step: int, slot: int) -> float:
-        """Wait until a slot is first in its work queue; return when the one before it has left."""
-        count = queue.ahead(step, slot)
-        if queue.left < count:
-            with queue.changed:
-                queue.changed.wait_for(lambda: queue.left >= count or self.failures)
-        if queue.left < count:
-            raise Cancelled
-        return queue.moment
-
     def _wait_for(self, step: int, need: int) -> float:
         index, count = self._order.count(step, need)
-        stream = self._streams[index]
-        # Looked at without the lock first: most needs have long been met.
-        if stream.finished < count:
-            with stream.changed:
-                stream.changed.wait_for(lambda: stream.finished >= count or self.failures)
-        if stream.finished < count:
-            raise Cancelled
+        self._await(self._streams[index], count)
         return float(self.end_KS[step, need])
+
+    def _await(self, one: _Stream | Queue, count: int) -> None:
+        """Wait until so many ops of a stream are over, or have left a queue."""
+        # Looked at without the lock first: most needs have long been met.
+        if one.finished < count:
+            with one.changed:
+                one.changed.wait_for(lambda: one.finished >= count or self.failures)
+        if one.finished < count:
+            raise Cancelled
 
     def _fail(self, failure: watchdog.Failure) -> None:
         self.failures.append(failure)
-        waited = [stream.changed for stream in self._streams]
-        for changed in (*waited, *(queue.changed for queue in self._queues.values())):
-            with changed:
-                changed.notify_all()
+        waited: list[_Stream | Queue] = [*self._streams, *self._queues.values()]
+        for one in waited:
+            with one.changed:
+                one.changed.notify_all()
 
 
 def failure_of(rank: int, step: int, slot: int, error: Exception) -> watchdog.Failure:

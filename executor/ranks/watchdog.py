@@ -283,12 +283,12 @@ def death(code: int, stderr: str) -> str:
     return f'exited with {code}'
 
 
-def explain(program: Program, status: Status, seen: Seen, failures: list[Failure], timeout: float) -> str:
+def explain(program: Program, status: Status, seen: Seen, failures: Sequence[Failure], timeout: float) -> str:
     """Explain why a run broke: the first line names rank, op and peer; a table of all ranks follows."""
     return '\n'.join((*_causes(program, status, seen, failures, timeout), table(program, status, seen)))
 
 
-def _causes(program: Program, status: Status, seen: Seen, failures: list[Failure], timeout: float) -> list[str]:
+def _causes(program: Program, status: Status, seen: Seen, failures: Sequence[Failure], timeout: float) -> list[str]:
     # A lost connection is the consequence of another rank's failure, so other failures are told first.
     own = [failure for failure in failures if not failure.lost and failure.rank not in seen.dead]
     # A death explains everything else.

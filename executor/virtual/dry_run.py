@@ -28,7 +28,7 @@ from executor.devices.open import Device, device_module
 from executor.kernels import Context
 from executor.ranks.collectives import Messages
 from executor.ranks.real import Computation, Native, Start, Transport, device_transports, transfer
-from executor.ranks.request import Request
+from executor.state import Request
 from executor.tensors import persistent, shape_of_step, torch_dtype
 from executor.virtual.engine import HostLease, Pool, state
 from executor.virtual.tensor import READ_BY_HOST, Form, flat, form_of, touches, unflat, written

@@ -74,8 +74,7 @@ class Made:
     """What an operation gives for arguments of some forms.
 
     Arguments:
-        results: of each result: the number of the argument that it is, or shares memory with, or None; and its form.
-            What is no tensor stands there itself.
+        results: what is no tensor stands there itself.
         several: whether it gives a list.
         written: numbers of the arguments that it changes.
     """
@@ -85,18 +84,13 @@ class Made:
     written: frozenset[int]
 
 
-class Same(NamedTuple):
-    """A result that is an argument."""
-
-    argument: int
-
-
 class Part(NamedTuple):
-    """A result in memory of an argument, or (None) in memory of its own of so many bytes."""
+    """A result in memory of an argument, or (None) in memory of its own of so many bytes; without a form, an argument
+    itself."""
 
     argument: int | None
-    form: Form
-    bytes: int
+    form: Form | None = None
+    bytes: int = 0
 
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -119,23 +113,19 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         made = state.made[key] = _tried(func, leaves, shape, forms)
     device = _device(leaves)
     queue = state.current_queue(device)
-    results: list[Any] = []
+    results = list(made.results)
     fresh: list[tuple[int, VirtualTensor]] = []
-    leases: dict[int, Lease] = {}
     for place, one in enumerate(made.results):
-        if isinstance(one, Same):
-            results.append(leaves[one.argument])
-        elif isinstance(one, Part):
-            if one.argument is not None:
-                lease = leaves[one.argument].lease
-            else:
-                lease = leases[place] = state.pool_of(device, queue).lease(one.bytes, queue)
-            tensor = VirtualTensor(one.form, lease, device)
-            results.append(tensor)
-            if one.argument is None:
-                fresh.append((place, tensor))
-        else:
-            results.append(one)
+        if not isinstance(one, Part):
+            continue
+        of = None if one.argument is None else leaves[one.argument]
+        if one.form is None:
+            results[place] = of
+            continue
+        lease = state.pool_of(device, queue).lease(one.bytes, queue) if of is None else of.lease
+        results[place] = tensor = VirtualTensor(one.form, lease, device)
+        if of is None:
+            fresh.append((place, tensor))
     # A view is a matter of the host alone.
     if fresh or made.written or not made.results:
         _put(func, queue, device, leaves, shape, fresh, made.written)
@@ -197,7 +187,7 @@ def _tried(func: Any, leaves: list[Any], shape: Any, forms: list[Any]) -> Made:
         if same is not None and tuple(one.shape) != forms[same].size:
             raise ProgramError(f'{func} changes the size of a tensor, which virtual accelerators do not')
         if same is not None:
-            results.append(Same(same))
+            results.append(Part(same))
             continue
         storage = one.untyped_storage()
         shared = next(
@@ -209,9 +199,7 @@ def _tried(func: Any, leaves: list[Any], shape: Any, forms: list[Any]) -> Made:
             None,
         )
         # Memory of its own begins with it, whatever it was cut from.
-        past = _span(one.shape, one.stride()) + one.storage_offset()
-        size = past * one.element_size() if shared is None else 0
-        results.append(Part(shared, Form(tuple(one.shape), one.stride(), one.storage_offset(), one.dtype), size))
+        results.append(Part(shared, form_of(one), 0 if shared is not None else _bytes(form_of(one))[1]))
     return Made(tuple(results), several, written(func, leaves, shape))
 
 
@@ -317,14 +305,7 @@ def _form(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return form_of(leaf)
     # 1, 1.0 and True are equal, and their results are not.
-    return leaf if not isinstance(leaf, int | float) else Number(type(leaf), leaf)
-
-
-class Number(NamedTuple):
-    """A number and its type."""
-
-    kind: type
-    value: float
+    return leaf if not isinstance(leaf, int | float) else (type(leaf), leaf)
 
 
 def _zeros(form: Form) -> torch.Tensor:

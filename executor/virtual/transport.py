@@ -16,8 +16,7 @@ from executor import draws, validate, walk
 from executor.devices import issue
 from executor.devices.open import open_device
 from executor.ranks import collectives, real
-from executor.ranks.request import Outcome, Request
-from executor.state import Execution, assemble_run
+from executor.state import Execution, Outcome, Request, assemble_run
 from executor.tensors import all_reduce
 from executor.virtual.engine import Queue, Task, Touch, state
 from executor.virtual.tensor import VirtualTensor, touches
@@ -96,24 +95,30 @@ class VirtualTransport:
 
     def all_reduce(self, flat: torch.Tensor, reduce: str) -> None:
         """Reduce a flat tensor in place."""
-        self.meet('all_reduce', reduce, [flat], [flat], reduced(reduce))
+        self.meet('all_reduce', reduce, [flat], [flat], lambda brought: all_reduce(brought, reduce))
 
     def all_gather(self, own: torch.Tensor) -> torch.Tensor:
         """The flat tensors of all ranks, by position."""
         all_of = own.new_empty((self.size, own.numel()))
-        self.meet('all_gather', '', [own], [all_of], gathered)
+        self.meet(
+            'all_gather', '', [own], [all_of], lambda brought: [[torch.stack([of for (of,) in brought])]] * self.size
+        )
         return all_of
 
     def reduce_scatter(self, chunks: list[torch.Tensor], reduce: str) -> torch.Tensor:
         """The reduced chunk of this rank's position."""
         own = torch.empty_like(chunks[self.position])
-        self.meet('reduce_scatter', reduce, chunks, [own], scattered(reduce))
+
+        def sums(brought: list[Cells]) -> list[Cells]:
+            return [all_reduce([[of[at]] for of in brought], reduce)[0] for at in range(self.size)]
+
+        self.meet('reduce_scatter', reduce, chunks, [own], sums)
         return own
 
     def all_to_all(self, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The chunks that all ranks have for this one, by position."""
         received = [torch.empty_like(chunks[self.position]) for _ in chunks]
-        self.meet('all_to_all', '', list(chunks), received, exchanged)
+        self.meet('all_to_all', '', list(chunks), received, lambda brought: list(map(list, zip(*brought, strict=True))))
         return received
 
     def exchange(self, sends: collectives.Messages, receives: collectives.Messages) -> None:
@@ -223,26 +228,6 @@ def _copy(source: Message, target: Message, name: str) -> None:
     source.done = target.done = True
 
 
-def gathered(brought: list[Cells]) -> list[Cells]:
-    """Everybody gets what all bring."""
-    return [[torch.stack([own for (own,) in brought])] for _ in brought]
-
-
-def exchanged(brought: list[Cells]) -> list[Cells]:
-    """Everybody gets what all bring for it."""
-    return [list(chunks) for chunks in zip(*brought, strict=True)]
-
-
-def reduced(reduce: str) -> Work:
-    """Everybody gets the sums, or what else is made of what all bring."""
-    return lambda brought: all_reduce(brought, reduce)
-
-
-def scattered(reduce: str) -> Work:
-    """Everybody gets its part of them."""
-    return lambda brought: [all_reduce([[chunks[at]] for chunks in brought], reduce)[0] for at in range(len(brought))]
-
-
 def _cells(tensor: torch.Tensor) -> torch.Tensor:
     """Its numbers; of a dry run's tensor, which has none, its form."""
     if isinstance(tensor, VirtualTensor):
@@ -295,39 +280,31 @@ class VirtualWorld:
         Raises ``Race`` where memory or a tensor was used without the events that this needs, ``Deadlock`` where no
         stream could go on, ``ProgramError`` where ranks met in different collectives.
         """
-        return self.train(0, self._steps, keep=keep)
-
-    def train(self, first: int, count: int, *, keep: bool = True) -> Execution:
-        """Train some steps from number ``first`` on; see ``run``."""
-        steps = range(first, first + count)
         with draws.single_thread():
             for rank in self.ranks:
-                rank.begin(self.engine.now, steps[-1])
+                rank.begin(self.engine.now, self._steps - 1)
             zero = self.engine.now()
-            for step in steps:
-                self._issue(step)
+            for step in range(self._steps):
+                # Every host issues the step, none of them waiting for anything in it.
+                for rank in self.ranks:
+                    rank.keep_near(step)
+                    state.issuing = True
+                    rank.issue(step)
+                    state.issuing = False
             for rank in self.ranks:
                 rank.finish()
             self.engine.races.check()
             outcomes = [
                 Outcome(
-                    arrive_KS=rank.arrive_KS[first : steps.stop] - zero,
-                    end_KS=rank.end_KS[first : steps.stop] - zero,
-                    losses=[rank.computation.losses[step] for step in steps],
+                    arrive_KS=rank.arrive_KS - zero,
+                    end_KS=rank.end_KS - zero,
+                    losses=[rank.computation.losses[step] for step in range(self._steps)],
                     parameters=rank.computation.parameters() if keep else {},
                     gradients=rank.computation.gradients if keep else {},
                 )
                 for rank in self.ranks
             ]
         return assemble_run(self._program, outcomes, 'real')
-
-    def _issue(self, step: int) -> None:
-        """Every host issues the step, none of them waiting for anything in it."""
-        for rank in self.ranks:
-            rank.keep_near(step)
-            state.issuing = True
-            rank.issue(step)
-            state.issuing = False
 
 
 def watch_of(program: Program, rank: int) -> issue.Watch:

@@ -18,8 +18,7 @@ from evidence_page import APART, MOST, disordered, error, tables, verdict
 from proof import arguments, steady_steps
 
 from executor.ranks.pool import Pool
-from executor.ranks.request import Request
-from executor.state import Execution
+from executor.state import Execution, Request
 from simpar.cost.costs import CollectiveCost
 from simpar.cost.price import price
 from simpar.hardware import Cluster, ShareFigure
