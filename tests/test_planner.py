@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,8 @@ def test_a_search_without_time_answers_with_its_gap_and_ends_the_same_when_it_go
     assert answer.open > 0
     assert answer.least <= whole.best.step
     assert answer.gap == pytest.approx(1 - answer.least / answer.best.step)
+    assert 'Proven: no plan of' in render(replace(answer, least=0.001))
+    assert 'Nothing is proven yet' in render(replace(answer, least=0.0, gap=1.0))
     again = planning.search(jobs=1, journal=journal)
     assert [(one.settings, one.step) for one in again.ranking] == [(one.settings, one.step) for one in whole.ranking]
     assert (again.pruned, again.gap, again.open) == (whole.pruned, whole.gap, 0)

@@ -167,6 +167,8 @@ def proven(answer: Answer) -> str:
     bounded = _count(answer.plans - answer.never_bounded)
     if answer.gap == 0:
         found = f'Proven: none of {bounded} plans is faster than {format_time(answer.least)}.'
+    elif answer.least == 0:
+        found = f'Nothing is proven yet of {bounded} plans: some of them have no bound.'
     else:
         share = f'no plan of {bounded} can be faster than the fastest by more than {answer.gap:.2%}'
         found = f'Proven: {share} (least open step {format_time(answer.least)}).'
