@@ -9,6 +9,7 @@ are kept in a folder: the same command goes on. Rehearsed with ``--device virtua
 import argparse
 import json
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ from executor.ranks.pool import Pool
 from executor.ranks.real import Copies, Start, Transport
 from executor.state import Request
 from executor.tensors import TORCH
-from simpar import files, plans, profiles, units
+from simpar import __version__, files, plans, profiles, units
 from simpar.cost.costs import Communication, Costs
 from simpar.cost.price import price
 from simpar.engine import simulate
@@ -155,6 +156,10 @@ PLANS: Final = {
     'pipeline 2, 4 micro-batches': plans.Plan(pipeline=2, micro_batches=4),
     'pipeline 2, interleaved': plans.Plan(pipeline=2, chunks=2, order='interleaved-1f1b', micro_batches=4),
 }
+BASES: Final = {name: name.partition(',')[0] for name in PLANS if name.startswith(('data 2,', 'tensor 2,'))}
+"""Plan → the plan that it is a gain or a loss over."""
+NOISE: Final = 0.02
+"""A measured gain of less has no sign."""
 WORLD: Final = 2
 STEPS: Final = {'full': 10, 'small': 4, 'tiny': 4}
 """Of a schedule that is timed, by the size that was asked for: a rehearsal's tell nothing."""
@@ -277,6 +282,9 @@ def _machine(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     named = getattr(device.module, 'get_device_name', lambda index: options.device)(0)
     text = f'{named}, torch {torch.__version__}, Python {platform.python_version()}, {device.module.device_count()}'
     yield Row('machine', 'device', f'{text} of this kind')
+    words = ['git', '-C', str(Path(__file__).parent), 'rev-parse', '--short', 'HEAD']
+    found = subprocess.run(words, capture_output=True, text=True, check=False) if shutil.which('git') else None
+    yield Row('machine', 'simpar', f'{__version__}, commit {found.stdout.strip() if found else ""}')
 
 
 def workload(model: Transformer, batch: int = 8) -> Workload:
@@ -353,7 +361,8 @@ def _predicted(device: Device, options: argparse.Namespace) -> Iterator[Row]:
 
     Tiny ones wait for their host.
     """
-    asked, steps, errors = options.size == 'full', STEPS[options.size], list[float]()
+    asked, steps = options.size == 'full', STEPS[options.size]
+    found = dict[tuple[str, str], tuple[float, float]]()
     for size in dict.fromkeys((options.size, 'tiny')):
         for name, plan in PLANS.items():
             model = workload(SIZES[size])
@@ -363,19 +372,30 @@ def _predicted(device: Device, options: argparse.Namespace) -> Iterator[Row]:
             seen = run_alone(program, device, steps=steps, dtype='bf16')
             trace = simulate(program, costs_of(program, serial.ops, seen.host))
             step = float(trace.step_times[-1])
-            errors.append(step / seen.step - 1)
+            found[size, name] = step, seen.step
             memory_of = f'{memory(trace).peak:,} bytes for {seen.bytes:,}'
             yield Row('prediction', f'{size}: {name}', f'{_compared(step, seen.step)}; {memory_of}')
-    yield _median('prediction', errors, asked)
+    yield from _summary('prediction', found, asked)
 
 
 def _compared(step: float, seen: float) -> str:
     return f'{step * 1e3:.3f} ms for {seen * 1e3:.3f} ms: {step / seen - 1:+.1%}'
 
 
-def _median(part: str, errors: Sequence[float], asked: bool) -> Row:
-    median = float(np.median(np.abs(errors)))
-    return Row(part, f'{len(errors)} schedules', f'{median:.1%} in the median', median <= BAR if asked else None)
+def _summary(part: str, found: dict[tuple[str, str], tuple[float, float]], asked: bool) -> Iterator[Row]:
+    """How far steps are off in the median, and how many gains over a plan's base have the sign that was predicted.
+
+    Arguments: ``found``, by size and plan the predicted and the measured step.
+    """
+    median = float(np.median([abs(step / seen - 1) for step, seen in found.values()]))
+    yield Row(part, f'{len(found)} schedules', f'{median:.1%} in the median', median <= BAR if asked else None)
+    gains = []
+    for (size, name), (step, seen) in found.items():
+        if name in BASES:
+            base, seen_base = found[size, BASES[name]]
+            gains.append((step / base - 1, seen / seen_base - 1))
+    signs = [predicted * measured > 0 for predicted, measured in gains if abs(measured) > NOISE]
+    yield Row(part, 'signs of gains', f'{sum(signs)} of {len(signs)} right', all(signs) if asked else None)
 
 
 def _profile(device: Device, options: argparse.Namespace) -> Iterator[Row]:
@@ -398,7 +418,7 @@ def _profile_of(options: argparse.Namespace) -> Path:
 
 def _ranks(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     """The same schedules on two devices, over their own links, predicted by the profile that was just measured."""
-    errors, transport = [], 'native' if options.size == 'full' else 'gloo'
+    found, transport = dict[tuple[str, str], tuple[float, float]](), 'native' if options.size == 'full' else 'gloo'
     here = profiles.cluster(profiles.load_profile(str(_profile_of(options))), devices=WORLD)
     with Pool(WORLD, timeout=60) as pool:
         for name, plan in PLANS.items():
@@ -406,9 +426,9 @@ def _ranks(device: Device, options: argparse.Namespace) -> Iterator[Row]:
             request = Request(steps=STEPS[options.size], device=options.device, transport=transport)
             seen = float(np.median(pool.perform(program, request).trace.step_times[1:]))
             step = float(simulate(program, price(program, here)).step_times[-1])
-            errors.append(step / seen - 1)
+            found[options.size, name] = step, seen
             yield Row('ranks', name, _compared(step, seen))
-    yield _median('ranks', errors, options.size == 'full')
+    yield from _summary('ranks', found, options.size == 'full')
 
 
 def _issued(device: Device, options: argparse.Namespace) -> Iterator[Row]:

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 
-from executor.gpu_check import PARTS, PLANS, SIZES, PartOf, Row, costs_of, main, workload
+from executor.gpu_check import PARTS, PLANS, SIZES, PartOf, Row, _summary, costs_of, main, workload
 from simpar.engine import simulate
 from simpar.lower import lower
 
@@ -47,7 +47,7 @@ def test_a_part_that_fails_leaves_the_others_and_is_tried_again(tmp_path, capsys
     assert rehearse(tmp_path, 'machine', 'no waiting') == 0
     assert 'machine: device: virtual' in capsys.readouterr().out
     rows = json.loads((tmp_path / 'virtual_tiny_machine.json').read_text())
-    assert [row['right'] for row in rows] == [None]
+    assert [row['right'] for row in rows] == [None, None]
 
 
 def test_twelve_schedules_are_predicted_and_none_of_the_plans_kinds_is_missing():
@@ -62,6 +62,14 @@ def test_twelve_schedules_are_predicted_and_none_of_the_plans_kinds_is_missing()
         ('offload', ()),
     ):
         assert any(getattr(plan, key) != usual for plan in plans), key
+
+
+def test_a_gain_that_was_predicted_to_be_a_loss_is_not_as_wanted():
+    found = {('full', name): (1.0, 1.0) for name in PLANS}
+    assert [row.right for row in _summary('ranks', found, True)] == [True, True]
+    found['full', 'tensor 2, copies 2'] = 1.01, 0.95
+    assert [row.right for row in _summary('ranks', found, True)] == [True, False]
+    assert [row.right for row in _summary('ranks', found, False)] == [None, None]
 
 
 def test_a_peer_in_a_pipeline_takes_no_time_where_one_rank_runs_alone():
