@@ -61,7 +61,8 @@ class ClusterCollectives:
     def __init__(self, cluster: hardware.Cluster) -> None:
         self.cluster = cluster
         self.topology = cluster.topology
-        self._measured_on = cluster.as_measured
+        # Measured curves are scaled from the links that they were measured on to the changed ones.
+        self._measured_on = replace(cluster, links={}).topology
         self.library = cluster.profile.library
         # Measured curves hold what was chosen: they are carried to other groups and links by one algorithm.
         self._plain = replace(self.library, tuning='none')
@@ -297,24 +298,21 @@ class ClusterCollectives:
 
     @functools.cached_property
     def _curves(self) -> Curves:
+        """By operator and group; those of all-reduces that are exchanged apart, as another algorithm's."""
         table, exchange = self.cluster.profile.tables.collective, self.library.exchange
         if table is None:
             return {}
-        return _collective_curves(profiles.read_table(table, 'collective'), exchange.value if exchange else 0.0)
-
-
-def _collective_curves(rows: tuple[profiles.Row, ...], exchange: float) -> Curves:
-    """Curves by operator and group; those of all-reduces up to ``exchange`` bytes apart, as another algorithm's."""
-    points: dict[str, dict[Group, list[tuple[float, float]]]] = {}
-    for operator, ranks, nodes, size, seconds in rows:
-        name = EXCHANGE if operator == 'all_reduce' and size <= exchange else operator
-        points.setdefault(name, {}).setdefault((int(ranks), int(nodes)), []).append((size, seconds))
-    # Where an algorithm begins at some size, its quickest message is long: latency lies below.
-    begins = {'all_reduce'} if EXCHANGE in points else set()
-    return {
-        name: {group: Curve(curve, line=name in begins) for group, curve in groups.items()}
-        for name, groups in points.items()
-    }
+        most = exchange.value if exchange else 0.0
+        points: dict[str, dict[Group, list[tuple[float, float]]]] = {}
+        for operator, ranks, nodes, size, seconds in profiles.read_table(table, 'collective'):
+            name = EXCHANGE if operator == 'all_reduce' and size <= most else operator
+            points.setdefault(name, {}).setdefault((int(ranks), int(nodes)), []).append((size, seconds))
+        # Where an algorithm begins at some size, its quickest message is long: latency lies below.
+        begins = {'all_reduce'} if EXCHANGE in points else set()
+        return {
+            name: {group: Curve(curve, line=name in begins) for group, curve in groups.items()}
+            for name, groups in points.items()
+        }
 
 
 def _equal_rows(groups: NDArray[np.int32]) -> list[NDArray[np.int64]]:

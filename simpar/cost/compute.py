@@ -121,17 +121,23 @@ class DeviceCompute:
 
     @functools.cached_property
     def _matmul_lookup(self) -> tuple[Callable[..., float], frozenset[profiles.Row], float]:
-        table = self.profile.tables.matmul
-        rows = profiles.read_table(table, 'matmul') if table else ()
-        grid, points, fastest = _grid_of_products(rows)
+        """Seconds by m, n, k; the points measured; the best FLOP/s among them."""
+        rows = self._rows('matmul')
+        fastest = max(2.0 * m * n * k / seconds for m, n, k, seconds in rows)
         # Published tables often hold the shapes of some models, not a grid.
-        return grid or Scatter(rows, self._model(table), waves(self.device)), points, fastest
+        lookup = Grid(MATMUL_AXES, rows) if is_grid(rows) else Scatter(rows, self._model(), waves(self.device))
+        return lookup, frozenset(row[:3] for row in rows), fastest
+
+    def _rows(self, kind: str) -> tuple[profiles.Row, ...]:
+        table = getattr(self.profile.tables, kind)
+        return profiles.read_table(table, kind) if table else ()
 
     @functools.cached_property
     def _largest(self) -> tuple[float, ...]:
         return tuple(map(max, zip(*self._matmul_lookup[1], strict=True)))
 
-    def _model(self, table: hardware.TableFile | None) -> Callable[..., float]:
+    def _model(self) -> Callable[..., float]:
+        table = self.profile.tables.matmul
         dtype = (table and table.dtype) or 'fp32'
         peak, width = self._rate(dtype, 'of the matmul table', self._matrix), BYTES[dtype]
 
@@ -169,36 +175,34 @@ class DeviceCompute:
 
     @functools.cached_property
     def _attention_lookup(self) -> tuple[Callable[..., float], float]:
-        table = self.profile.tables.attention
-        return _grid_of_attention(profiles.read_table(table, 'attention') if table else ())
+        return _grid_of_attention(self._rows('attention'))
 
     def _streaming(self, op: program.OpClass) -> ComputeCost:
         """The operator's own curve over bytes where it was measured; memory or vector rate elsewhere."""
         table = self.profile.tables.operator
         curve = self._operator_curves.get((op.operator, op.phase)) if op.bytes else None
+        # What has no rate of its own, as integers and masks, is taken at that of fp32.
+        dtype = op.dtype if op.dtype in self._vector else 'fp32'
         if table is None or curve is None:
-            # What has no rate of its own, as integers and masks, is taken at that of fp32.
-            vector = self._rate(op.dtype if op.dtype in self._vector else 'fp32', op.name, self._vector)
+            vector = self._rate(dtype, op.name, self._vector)
             return _priced(by_streaming(self.device, vector, op.flops, op.bytes))
         seconds, grade, how = curve(op.bytes), table.grade, ''
         if curve.is_outside(op.bytes):
-            vector = self._rate(op.dtype if op.dtype in self._vector else 'fp32', op.name, self._vector)
+            vector = self._rate(dtype, op.name, self._vector)
+            sizes = op.bytes, curve.smallest
             here, there = (
-                by_streaming(self.device, vector, op.flops * size / op.bytes, size).seconds
-                for size in (op.bytes, curve.smallest)
+                by_streaming(self.device, vector, op.flops * size / op.bytes, size).seconds for size in sizes
             )
-            seconds, grade, how = (
-                curve(curve.smallest) * here / there,
-                hardware.worst([grade, 'estimate']),
-                ', extrapolated',
-            )
+            seconds, grade, how = curve(sizes[1]) * here / there, hardware.worst([grade, 'estimate']), ', extrapolated'
         why = f'by the curve of {op.operator}.{op.phase}: {op.bytes / seconds / 1e9:.4g} GB/s{how}'
         return _cost(seconds, op.bytes * curve.best, why, grade)
 
     @functools.cached_property
     def _operator_curves(self) -> dict[tuple[str, str], Curve]:
-        table = self.profile.tables.operator
-        return _curves_by_operator(profiles.read_table(table, 'operator') if table else ())
+        points: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for operator, phase, size, seconds in self._rows('operator'):
+            points.setdefault((operator, phase), []).append((size, seconds))
+        return {key: Curve(curve) for key, curve in points.items()}
 
     @functools.cached_property
     def _vector(self) -> Mapping[str, hardware.FlopsFigure]:
@@ -215,12 +219,6 @@ class DeviceCompute:
             what = f'{self.device.name} has no rate for {dtype} (op {op})'
             raise ProfileError(Problem(self.profile.name, what, f'choose a precision among {", ".join(rates)}'))
         return rates[dtype]
-
-
-def _grid_of_products(rows: tuple[profiles.Row, ...]) -> tuple[Grid | None, frozenset[profiles.Row], float]:
-    """Seconds by m, n, k where the rows are a full grid; the points measured; the best FLOP/s among them."""
-    fastest = max(2.0 * m * n * k / seconds for m, n, k, seconds in rows)
-    return Grid(MATMUL_AXES, rows) if is_grid(rows) else None, frozenset(row[:3] for row in rows), fastest
 
 
 def _grid_of_attention(rows: tuple[profiles.Row, ...]) -> tuple[Callable[..., float], float]:
@@ -240,13 +238,6 @@ def _grid_of_attention(rows: tuple[profiles.Row, ...]) -> tuple[Callable[..., fl
         return min(filled, grid(queries, width, sequence, pairs))
 
     return seconds, fastest
-
-
-def _curves_by_operator(rows: tuple[profiles.Row, ...]) -> dict[tuple[str, str], Curve]:
-    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for operator, phase, size, seconds in rows:
-        points.setdefault((operator, phase), []).append((size, seconds))
-    return {key: Curve(curve) for key, curve in points.items()}
 
 
 def _cost(seconds: float, best: float, why: str, grade: hardware.Grade) -> ComputeCost:
@@ -529,13 +520,15 @@ class StackCompute:
         return launches.result * m * n + launches.left * m * k + launches.right * k * n
 
     def _at_clocks(self, op: program.OpClass, cost: ComputeCost) -> ComputeCost:
-        """Matrix units at the clocks that they keep under load; what memory bounds is as it was."""
+        """Matrix units at the clocks that they keep under load.
+
+        Does not model: that what memory bounds keeps its time.
+        """
         sustained = self.profile.device.sustained
         # A kernel of attention leaves the units idle half of the time, which keeps the power and so the clocks.
         if sustained is None or op.operator not in MATRIX or self._own_attention(op):
             return cost
-        bound = max(cost.seconds / sustained.value, op.bytes / self._rate)
-        seconds = max(cost.seconds, min(cost.seconds / sustained.value, bound))
+        seconds = cost.seconds / sustained.value
         return dataclasses.replace(cost, seconds=seconds, grade=hardware.worst([cost.grade, sustained]))
 
     def _attention(self, op: program.OpClass, cost: ComputeCost) -> ComputeCost:

@@ -214,14 +214,6 @@ class Block:
         """Of each of the k."""
         return np.repeat(np.array(self.parts, dtype=np.float64), self.widths)
 
-    def tells_as(self, other: Block) -> bool:
-        """Whether it has the same groups, links and widths, and equal demands where the other has."""
-        return (
-            self.widths == other.widths
-            and [self.parts.index(part) for part in self.parts] == [other.parts.index(part) for part in other.parts]
-            and bool(np.array_equal(self.rows, other.rows) and np.array_equal(self.links, other.links))
-        )
-
 
 class Entries(Sequence[Communication]):
     """One ``Communication`` for each group, or pair, made when it is asked for.
@@ -354,7 +346,8 @@ def lasts(entries: Sequence[Communication], group: int) -> tuple[float, float]:
 
 def _same(one: Block, other: Block) -> bool:
     """Whether two blocks are equal as they stand."""
-    return (one.alpha, one.transfer, one.parts) == (other.alpha, other.transfer, other.parts) and one.tells_as(other)
+    told = ((block.alpha, block.transfer, block.parts, block.widths) for block in (one, other))
+    return len({*told}) == 1 and np.array_equal(one.rows, other.rows) and np.array_equal(one.links, other.links)
 
 
 _COLUMNS = ('compute', 'host', 'beside_communication', 'beside_compute')

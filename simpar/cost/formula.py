@@ -284,7 +284,7 @@ def _chosen(op: OpClass, shape: Shape, topology: Topology, library: Library, cro
     link = topology.links[crossed[0]]
     if len(crossed) == 1 and passes == 2 and link.algorithm_for(shape.ranks) == 'nvls':
         switch = _phases(op, shape, topology, library, _plan(op.operator, [_stage(crossed[0], shape, topology)]))
-        transfer = switch.transfer / switch_rate(library.tuning)
+        transfer = switch.transfer / _SWITCH_RATE.get(library.tuning, 1.0)
         found.append(switch._replace(alpha=SWITCH, transfer=transfer, text=f'{switch.text}, Simple'))
     return min(found, key=lambda one: one.alpha + one.transfer)
 
@@ -515,11 +515,6 @@ def choices(passes: int, size: float, shape: Shape, topology: Topology, tuning: 
             least = sent * size / most if protocol == 'LL' else 0.0
             alpha = _alpha(algorithm, at, passes, shape, topology)
             yield Choice(algorithm, protocol, alpha, sent / ring / _RATE[algorithm][at], least, _idle(passes, shape))
-
-
-def switch_rate(tuning: str) -> float:
-    """Part of the links' rate that an all-reduce by the switch reaches."""
-    return _SWITCH_RATE.get(tuning, 1.0)
 
 
 def _idle(passes: int, shape: Shape) -> float:

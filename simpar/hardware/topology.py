@@ -50,11 +50,6 @@ def kernels_of(tuning: str, mode: str) -> Mapping[str, Kernels]:
     }
 
 
-def modes_of(tuning: str) -> tuple[str, ...]:
-    """The modes that NCCL has there beside its own."""
-    return tuple(dict.fromkeys(row['mode'] for row in _rows() if row['tuning'] == tuning and row['mode']))
-
-
 @lru_cache(maxsize=1)
 def _rows() -> list[dict[str, str]]:
     return files.read_csv(Path(__file__).with_name('beside.csv'))
@@ -271,12 +266,6 @@ class Cluster:
         sizes = tuple([min(link.devices, devices) if link.devices <= inside else link.devices for link in links])
         return Topology(links, sizes, devices)
 
-    @property
-    def as_measured(self) -> Topology:
-        """Its topology with the links that its tables were measured on."""
-        # Measured curves are scaled from these links to the changed ones.
-        return replace(self, links={}).topology
-
 
 def _changed(link: Link, factor: float) -> Link:
     """A link with so many times its bandwidth, which nobody has measured."""
@@ -350,7 +339,8 @@ def _link_faults(made: Cluster) -> Iterator[Fault]:
 
 def _mode_faults(made: Cluster) -> Iterator[Fault]:
     mode, name, has = made.mode_asked, made.profile.name, made.profile.expansion
-    modes = modes_of(made.profile.library.tuning)
+    own = [row['mode'] for row in _rows() if row['tuning'] == made.profile.library.tuning]
+    modes = tuple(dict.fromkeys(filter(None, own)))
     if mode and has is None and modes:
         if mode not in modes:
             yield f'expansion_mode: {name} has no mode {mode}', f'write one of {", ".join(modes)}, or leave it out'

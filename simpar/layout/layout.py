@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
@@ -32,6 +32,13 @@ class TensorLayout:
         dims: for each tensor dim the axes that shard it, the outermost first.
         partial: axes over which the true value is still to be summed. Along all other axes the tensor is replicated.
 
+    Attributes:
+        sharding_axes: all axes that shard a dim.
+        unsharded_axes: those that shard nothing: along them a tensor is replicated, and its gradient has parts to be
+            summed.
+        replicated_axes: those along which all ranks have the same.
+        shard_counts: into how many slices each dim is split: the strategy.
+
     Axes are kept merged, so that two layouts are equal if and only if every rank has the same slice, however their
     device matrices are written. Raises ``Infeasible`` where an axis is used twice.
     """
@@ -39,30 +46,14 @@ class TensorLayout:
     world: int
     dims: tuple[tuple[Axis, ...], ...]
     partial: tuple[Axis, ...] = ()
+    sharding_axes: tuple[Axis, ...] = field(init=False, repr=False, compare=False)
+    unsharded_axes: tuple[Axis, ...] = field(init=False, repr=False, compare=False)
+    replicated_axes: tuple[Axis, ...] = field(init=False, repr=False, compare=False)
+    shard_counts: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # A frozen dataclass has no other way to normalise its fields; what follows from them comes along.
         vars(self).update(_normal(self.world, self.dims, self.partial))
-
-    @cached_property
-    def sharding_axes(self) -> tuple[Axis, ...]:
-        """All axes that shard a dim."""
-        return tuple(chain.from_iterable(self.dims))
-
-    @cached_property
-    def unsharded_axes(self) -> tuple[Axis, ...]:
-        """The axes that shard nothing: along them a tensor is replicated, and its gradient has parts to be summed."""
-        return complement(self.world, self.sharding_axes)
-
-    @cached_property
-    def replicated_axes(self) -> tuple[Axis, ...]:
-        """The axes along which all ranks have the same."""
-        return complement(self.world, [*self.sharding_axes, *self.partial])
-
-    @cached_property
-    def shard_counts(self) -> tuple[int, ...]:
-        """Into how many slices each dim is split: the strategy."""
-        return tuple(size_of(dim) for dim in self.dims)
 
     def without_partial(self) -> TensorLayout:
         """The same shards without pending sums."""
@@ -104,7 +95,7 @@ class TensorLayout:
 # Layouts are made for every tensor that is registered, and few of them differ.
 @lru_cache(maxsize=2**12)
 def _normal(world: int, dims: tuple[tuple[Axis, ...], ...], partial: tuple[Axis, ...]) -> dict[str, Any]:
-    """Dims and pending sums with merged axes, and the cached properties."""
+    """Dims and pending sums with merged axes, and what follows from them."""
     dims = tuple(merged(dim) for dim in dims)
     # A sum has no order, so one order is chosen: then equal sums are equal tuples. The axes of a dim do have one.
     partial = merged(sorted(partial, key=lambda axis: -axis.stride))
@@ -473,7 +464,7 @@ def frame(shape: tuple[int, ...], source: TensorLayout, target: TensorLayout, al
                 if not _part(dim, bounds, strides):
                     return None
     # Bounds that do not divide one another give parts of no whole length.
-    if not all(map(_is_chain, (strides, *prefixes))):
+    if any(high % low for bounds in (strides, *prefixes) for low, high in pairwise(sorted(bounds))):
         return None
     return Frame(shape, source, target, *_parts(shape, prefixes), _atoms_of(axes, strides))
 
@@ -498,10 +489,6 @@ def _part(dim: Sequence[Axis], prefixes: Bounds, strides: Bounds) -> bool:
     beyond = [b for b in prefixes if b > outer]
     # Behind the last axis a dim is one run of elements; a bound there is fine if it lies between the slices.
     return not beyond or min(beyond) % outer == 0
-
-
-def _is_chain(bounds: Bounds) -> bool:
-    return all(high % low == 0 for low, high in pairwise(sorted(bounds)))
 
 
 def _atoms_of(axes: Sequence[Axis], strides: Bounds) -> tuple[Axis, ...]:

@@ -50,8 +50,8 @@ def cheapest_steps(frame: Frame, sums: tuple[Axis, ...], *, all_to_all: bool) ->
     cost, moves = coarse.path()
     found = [(kind, coarse.named(which)) for kind, which in moves]
     # The search in parts is the costly one (its states grow as 3 to the number of parts), so it is left out where it
-    # cannot win.
-    if all_to_all and not _is_least(moves):
+    # cannot win: where nothing stands behind the first collective.
+    if all_to_all and any(kind != 'slice' for kind, _ in moves[:-1]):
         finest = frame.finest()
         parted = _Search(finest, finest.split(sums), all_to_all)
         # The finest frame may have no more axes that move than the coarsest; then both searches are the same.
@@ -61,11 +61,6 @@ def cheapest_steps(frame: Frame, sums: tuple[Axis, ...], *, all_to_all: bool) ->
             if less < cost:
                 frame, found = _joined(frame, finest, [(kind, parted.named(which)) for kind, which in moves])
     return frame, _walked(frame, found)
-
-
-def _is_least(moves: Sequence[Move]) -> bool:
-    """Whether axes in parts cannot need less: nothing stands behind the first collective."""
-    return all(kind == 'slice' for kind, _ in moves[:-1])
 
 
 def _joined(

@@ -478,17 +478,13 @@ def _stage_in_chunks(chunks: ByChunk, ops: list[OpClass], elsewhere: set[str], o
     of = [_parts(chunks.ops(ops, number), overlap) for number in numbers]
     of[0] = of[0]._replace(forward=[*inputs, *of[0].forward])
 
-    def transfer(number: int, kind: str, phase: str) -> list[OpClass]:
-        return [of[number].transfers[kind, phase]] if (kind, phase) in of[number].transfers else []
-
     ordered: list[OpClass] = []
-    for number in numbers:
-        forward = [op for part in segments(of[number].forward, gathered) for op in part]
-        ordered += [*transfer(number, 'recv', 'F'), *forward, *transfer(number, 'send', 'F')]
+    for one in of:
+        forward = _in_order(one.forward, gathered, replace(overlap, fill=True))
+        ordered += _between(one.transfers, 'F', forward)
     # Gradients come back from the last chunk to the first.
-    for number in reversed(numbers):
-        backward = [op for part in segments(of[number].backward, gathered, fill=overlap.fill) for op in part]
-        ordered += [*transfer(number, 'recv', 'I'), *backward, *transfer(number, 'send', 'I')]
+    for one in reversed(of):
+        ordered += _between(one.transfers, 'I', _in_order(one.backward, gathered, overlap))
     elsewhere = elsewhere.union(*(chunks.names(sorted(elsewhere), number) for number in numbers))
     freeing = {op.name: op for op in add_frees(ordered, chunks.tape.tensors, elsewhere)}
     return [
@@ -541,12 +537,14 @@ def _freeing(
 ) -> dict[str, OpClass]:
     """The ops of a stage by name, with frees as of this order of its forward and its backward."""
 
-    def transfer(kind: str, phase: str) -> list[OpClass]:
-        return [transfers[kind, phase]] if (kind, phase) in transfers else []
-
-    ordered = [*transfer('recv', 'F'), *forward, *transfer('send', 'F')]
-    ordered += [*transfer('recv', 'I'), *backward, *transfer('send', 'I'), *behind]
+    ordered = [*_between(transfers, 'F', forward), *_between(transfers, 'I', backward), *behind]
     return {op.name: op for op in add_frees(ordered, tape.tensors, elsewhere)}
+
+
+def _between(transfers: Mapping[tuple[str, str], OpClass], phase: str, ops: Sequence[OpClass]) -> list[OpClass]:
+    """The ops of a forward or a backward between what they wait for and what they send."""
+    received, sent = ([transfers[key] for key in ((kind, phase),) if key in transfers] for kind in ('recv', 'send'))
+    return [*received, *ops, *sent]
 
 
 def issued(stages: Sequence[StageOps], row: Sequence[order.Action], copies: int, *, late: bool) -> Issued:

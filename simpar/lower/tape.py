@@ -19,19 +19,7 @@ import numpy as np
 
 from simpar.errors import Infeasible, ProgramError
 from simpar.layout import Axis, Layout, TensorLayout, axes_name, merged, minus, rank_groups, size_of, union
-from simpar.lower.issue import (
-    CONTEXT,
-    CONTEXT_HEADS,
-    CONTEXT_RING,
-    CONTEXT_TENSOR,
-    DATA,
-    EXPERT,
-    EXPERT_DATA,
-    PIPELINE,
-    STAGE,
-    TENSOR,
-    Mesh,
-)
+from simpar.lower import issue
 from simpar.model.ops import Load
 from simpar.program import BYTES, COLLECTIVES, Attribute, OpClass, Partition, Phase, Split, Tensor, TensorKind
 
@@ -85,7 +73,7 @@ class Axes(NamedTuple):
     expert_data: tuple[Axis, ...]
 
     @staticmethod
-    def of(mesh: Mesh) -> Axes:
+    def of(mesh: issue.Mesh) -> Axes:
         """Tensor ranks are neighbours, then context ranks, then data ranks."""
         inner = mesh.context * mesh.tensor
         replicas, expert = merged([Axis(mesh.replicas, mesh.tensor)]), merged([Axis(mesh.expert, mesh.expert_stride)])
@@ -137,7 +125,7 @@ class Tape:
         stage: of the pipeline, that ops are emitted in; ``backward``, what is still to come.
     """
 
-    mesh: Mesh
+    mesh: issue.Mesh
     dtype: str
     gradients: str = ''
     early: bool = False
@@ -163,7 +151,7 @@ class Tape:
         self.gradients = self.gradients or self.dtype
         self.axes = Axes.of(self.mesh)
         known = self.mesh.partitions()
-        self.partitions = {name: one for name, one in known.items() if self.degrees or name == PIPELINE}
+        self.partitions = {name: one for name, one in known.items() if self.degrees or name == issue.PIPELINE}
         # Axes are looked up for every tensor, and making groups of thousands of ranks takes long.
         self._names: dict[tuple[Axis, ...], str] = {}
         self._splits: dict[TensorLayout, tuple[tuple[Split, ...], tuple[str, ...]]] = {}
@@ -342,7 +330,7 @@ class Tape:
         All-to-alls to experts have one, and so a stream, of their own: tokens must not wait for sums of gradients.
         """
         experts = self.axes.expert if self.degrees and operator == 'all_to_all' else ()
-        return EXPERT if experts and merged(axes) == experts else self.partition(axes)
+        return issue.EXPERT if experts and merged(axes) == experts else self.partition(axes)
 
     # the backward
 
@@ -460,21 +448,21 @@ def partition_name(tape: Tape, axes: tuple[Axis, ...]) -> str:
     # All ranks in another order are another partition: positions in its group differ.
     if list(axes) != sorted(axes, key=lambda axis: -axis.stride):
         return '+'.join(map(str, axes))
-    return STAGE if tape.degrees or tape.mesh.pipeline > 1 else axes_name(tape.world, axes)
+    return issue.STAGE if tape.degrees or tape.mesh.pipeline > 1 else axes_name(tape.world, axes)
 
 
 def _of_degrees(tape: Tape) -> dict[tuple[Axis, ...], str]:
     """By axes; where degrees have the same ranks, the last one counts."""
-    known = {tape.axes.data: DATA}
+    known = {tape.axes.data: issue.DATA}
     if tape.axes.expert and tape.axes.expert_data:
-        known |= {tape.axes.expert: EXPERT, tape.axes.expert_data: EXPERT_DATA}
-    known |= {tape.axes.tensor: TENSOR}
+        known |= {tape.axes.expert: issue.EXPERT, tape.axes.expert_data: issue.EXPERT_DATA}
+    known |= {tape.axes.tensor: issue.TENSOR}
     if tape.axes.context:
         both = merged([*tape.axes.context, *tape.axes.tensor])
-        known |= {both: CONTEXT_TENSOR} if size_of(both) < tape.world else {}
+        known |= {both: issue.CONTEXT_TENSOR} if size_of(both) < tape.world else {}
         if tape.axes.heads and tape.axes.ring:
-            known |= {tape.axes.heads: CONTEXT_HEADS, tape.axes.ring: CONTEXT_RING}
-        known |= {tape.axes.replicas: tape.mesh.summed, tape.axes.context: CONTEXT}
+            known |= {tape.axes.heads: issue.CONTEXT_HEADS, tape.axes.ring: issue.CONTEXT_RING}
+        known |= {tape.axes.replicas: tape.mesh.summed, tape.axes.context: issue.CONTEXT}
     return known
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import inf
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simpar.errors import Infeasible
 from simpar.hardware import Beside, Cluster, StackMemory
-from simpar.memory.lifetimes import ALWAYS, NONE, Flags, Lifetimes, lifetimes
+from simpar.memory.lifetimes import ALWAYS, NONE, Lifetimes, lifetimes
 from simpar.memory.rank import RankMemory
 from simpar.program import BYTES, OpClass, Program, Role, Tensor
 from simpar.trace import RankTimes, Trace
@@ -98,13 +98,17 @@ def with_framework(lives: Lifetimes, program: Program, role: Role, framework: Fr
         # Of gathered weights the buffer is of shards, and full gradients come and go.
         return one.kind == 'gradient' and one.name.removeprefix('d:') in gathered
 
+    # Which lives are of such tensors; those of no tensor are not.
     nothing, standing = (
-        _of(lives, np.array([of(one) for one in program.tensors], dtype=bool)) for of in (is_nothing, shards)
+        np.append(np.array([of(one) for one in program.tensors], dtype=bool), False)[lives.tensor]
+        for of in (is_nothing, shards)
     )
     standing &= framework.contiguous
     begin, end = (np.where(standing, NONE, side) for side in (lives.begin, lives.end))
     lives = replace(lives, bytes=np.where(nothing, 0, lives.bytes), begin=begin, end=end)
-    return _and(lives, list(_added(lives, program, role, framework)))
+    rows = [(one.bytes, one.begin, one.end, one.before) for one in _added(lives, program, role, framework) if one.bytes]
+    size, begin, end, before = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    return lives.more(size, begin, end, before > 0)
 
 
 def lasting(framework: Framework | None, program: Program) -> frozenset[str]:
@@ -113,20 +117,18 @@ def lasting(framework: Framework | None, program: Program) -> frozenset[str]:
     return frozenset({'gradient'} if framework and framework.contiguous and not sharded else ())
 
 
-def _of(lives: Lifetimes, wanted: Flags) -> Flags:
-    """Which lives are of wanted tensors; those of no tensor are not."""
-    return np.asarray(np.append(wanted, False)[lives.tensor])
-
-
 def _added(lives: Lifetimes, program: Program, role: Role, framework: Framework) -> Iterator[_Life]:
     facts = framework.facts
     yield _Life(framework.reserved)
     if 'boundary' not in framework.without:
         yield _Life(facts.boundary * _received(program, role))
-    if facts.gradient_copies and 'gradient_copies' not in framework.without:
-        yield from _copies(facts.gradient_copies * _half_gradients(lives, program), program, role)
-    if facts.update and framework.told('update', '', ''):
-        yield from _updating(facts.update * _numbers(lives, program), program, role)
+    updates = np.flatnonzero(program.op_column(_updates, np.bool_)[role.op_class]).tolist()
+    if updates and facts.gradient_copies and 'gradient_copies' not in framework.without:
+        # What the update makes and the next step's begin gives back.
+        yield _Life(facts.gradient_copies * _elements(lives, program, _is_half_gradient), updates[0], 0, before=True)
+    if updates and facts.update and framework.told('update', '', ''):
+        # What the update of all weights holds while it runs.
+        yield _Life(facts.update * _elements(lives, program, _is_momentum), updates[0], updates[-1])
     if facts.mask and framework.told('mask', '', 'no-mask'):
         yield _Life(facts.mask * _pairs(program))
     for one in framework.beside():
@@ -137,28 +139,20 @@ def _updates(op: OpClass) -> bool:
     return op.kind == 'compute' and op.phase == 'U'
 
 
-def _copies(size: int, program: Program, role: Role) -> Iterator[_Life]:
-    """What the update makes and the next step's begin gives back."""
-    updates = program.op_column(_updates, np.bool_)[role.op_class]
-    if size and updates.any():
-        yield _Life(size, int(np.argmax(updates)), 0, before=True)
+def _elements(lives: Lifetimes, program: Program, wanted: Callable[[Tensor], bool]) -> int:
+    """How many numbers the wanted tensors of a role have on a rank."""
+    own = [index for index in np.unique(lives.tensor[lives.tensor != NONE]).tolist() if wanted(program.tensors[index])]
+    return sum(int(program.sizes[index]) // BYTES[program.tensors[index].dtype] for index in own)
 
 
-def _updating(size: int, program: Program, role: Role) -> Iterator[_Life]:
-    """What the update of all weights holds while it runs."""
-    slots = np.flatnonzero(program.op_column(_updates, np.bool_)[role.op_class]).tolist()
-    if slots:
-        yield _Life(size, slots[0], slots[-1])
+def _is_momentum(one: Tensor) -> bool:
+    """Whether it is a state that each fp32 weight has which a role updates."""
+    return one.kind == 'state' and one.name.startswith('m:')
 
 
-def _numbers(lives: Lifetimes, program: Program) -> int:
-    """How many numbers the fp32 weights have that a role updates."""
-    own = {program.tensors[index].name for index in np.unique(lives.tensor[lives.tensor != NONE]).tolist()}
-    return sum(
-        int(size) // BYTES[tensor.dtype]
-        for tensor, size in zip(program.tensors, program.sizes.tolist(), strict=True)
-        if tensor.name in own and tensor.kind == 'state' and tensor.name.startswith('m:')
-    )
+def _is_half_gradient(one: Tensor) -> bool:
+    """Whether it is a gradient of 16 bits that the role updates: of its shards, where it has them."""
+    return one.kind == 'gradient' and one.dtype in HALF and not one.name.endswith('.whole')
 
 
 def _pairs(program: Program) -> int:
@@ -176,16 +170,6 @@ def _received(program: Program, role: Role) -> int:
     used = {index: program.op_classes[index] for index in np.unique(role.op_class).tolist()}
     receives = [op for op in used.values() if op.kind == 'recv' and op.phase == 'F']
     return sum(int(op.bytes) for op in receives)
-
-
-def _half_gradients(lives: Lifetimes, program: Program) -> int:
-    """How many gradients of 16 bits the role updates: those of its shards, where it has them."""
-    count = 0
-    for index in np.unique(lives.tensor[lives.tensor != NONE]).tolist():
-        tensor = program.tensors[index]
-        if tensor.kind == 'gradient' and tensor.dtype in HALF and not tensor.name.endswith('.whole'):
-            count += int(program.sizes[index]) // BYTES[tensor.dtype]
-    return count
 
 
 def _of_operators(program: Program, role: Role, beside: Beside) -> Iterator[_Life]:
@@ -222,16 +206,6 @@ def _of_operators(program: Program, role: Role, beside: Beside) -> Iterator[_Lif
 def _layer(op: OpClass) -> str:
     """What forward and backward of an operator have in common: the layer's name, or ``loss``."""
     return op.name.partition('.')[0]
-
-
-def _and(lives: Lifetimes, added: list[_Life]) -> Lifetimes:
-    """The lives and further ones, of no tensor."""
-    rows = [(one.bytes, one.begin, one.end, one.before) for one in added if one.bytes]
-    size, begin, end, before = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-    return lives.more(size, begin, end, before > 0)
-
-
-__all__ = ['Framework', 'framework_of', 'lasting', 'with_framework']
 
 
 # Memory of all ranks over the last step of a trace; whether it fits, how surely that is known, and what would fit.

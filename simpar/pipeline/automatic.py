@@ -7,7 +7,6 @@ from math import floor, inf
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.kernels import Array, kernel, part
 from simpar.pipeline.checks import peak_live
@@ -296,7 +295,9 @@ _LETTERS: Final = np.frombuffer(b'FIW', dtype=np.uint8)
 def shortlist(setting: Setting, rules: Sequence[Rule], most: int) -> list[Letters]:
     """The shortest different orders of some rules, at most so many; of equal ones that of the first rule first."""
     ranks, actions = setting.ranks, 3 * setting.micro_batches
-    seconds, hops = _arrays(setting.times)
+    times = setting.times
+    # A gap that no stage has, so that the array is there for a single rank too.
+    seconds, hops = np.array([times.forward, times.input, times.weight]), np.array([*times.communication, 0.0])
     facts = np.array([(one.gap, one.level, one.turns, one.delay, one.ahead, setting.kept) for one in rules], np.float64)
     limits, first = np.array(setting.limits, dtype=np.float64), np.array(setting.first_gradients())
     case = Case(seconds, hops, limits, first, seconds.sum(axis=0) * setting.micro_batches)
@@ -310,11 +311,6 @@ def shortlist(setting: Setting, rules: Sequence[Rule], most: int) -> list[Letter
     # Every rule is a walk of its own over the same few arrays.
     _shortest.compiled(facts, case, walk, rows, places, found)
     return [tuple(_LETTERS[row].tobytes().decode() for row in rows[at]) for at in places[:most][found < np.inf]]
-
-
-def _arrays(times: StageTimes) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    # A gap that no stage has, so that the array is there for a single rank too.
-    return np.array([times.forward, times.input, times.weight]), np.array([*times.communication, 0.0])
 
 
 SHORTLIST: Final = 4

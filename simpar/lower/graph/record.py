@@ -21,7 +21,7 @@ from simpar.lower.issue import Mesh, mesh_of, mesh_of_strategies
 from simpar.lower.passes.messages import gathered_input
 from simpar.lower.tape import Backward, Tape, Value
 from simpar.model import Flatten, Operator, Reshape, Sharded, Strategy, Weighted, keys
-from simpar.model.model import AHEAD, Further, Graph, Model, Node, Source
+from simpar.model.model import AHEAD, Further, Graph, Node, Source
 from simpar.model.operators import attention, stream
 from simpar.model.ops import Ops
 from simpar.pipeline.zero_bubble import TWO_HOMES
@@ -38,11 +38,8 @@ Given = TypeVar('Given')
 def has_strategies(workload: Workload, plan: Plan) -> bool:
     """Whether an operator of the model, or its loss, is told by itself how it is split."""
     of_loss = bool(workload.loss_strategy) or workload.loss_operators != 'one'
-    return bool(plan.strategies or plan.layouts) or of_loss or _is_told(workload.model)
-
-
-def _is_told(model: Model) -> bool:
-    return any(node.operator.strategy or node.operator.layout for node in model.nodes)
+    of_model = any(node.operator.strategy or node.operator.layout for node in workload.model.nodes)
+    return bool(plan.strategies or plan.layouts) or of_loss or of_model
 
 
 def with_strategies(nodes: Sequence[Node], plan: Plan) -> tuple[Node, ...]:
@@ -498,16 +495,6 @@ class Placement(Enum):
         """Whether any operator may have one: then gradients and redistributions are MindSpore's."""
         return self is not Placement.DEGREES
 
-    @property
-    def has_degrees(self) -> bool:
-        """Whether degrees place operators."""
-        return self is not Placement.STRATEGIES
-
-    @property
-    def has_mesh(self) -> bool:
-        """Whether ranks stand on the mesh of all degrees; else strategies tell what splits samples."""
-        return self in (Placement.DEGREES, Placement.BESIDE_DEGREES)
-
 
 class Recorded(NamedTuple):
     """A tape, and the graph that is on it."""
@@ -529,7 +516,9 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     if plan.redistribution == 'predicted':
         raise Infeasible('plan.redistribution: predicted is still to be resolved (simpar resolve)')
     way = Placement.of(workload, plan)
-    mesh = (mesh_of if way.has_mesh else mesh_of_strategies)(plan, world, workload.batch, placement)
+    # Else strategies tell what splits samples.
+    of_degrees = way in (Placement.DEGREES, Placement.BESIDE_DEGREES)
+    mesh = (mesh_of if of_degrees else mesh_of_strategies)(plan, world, workload.batch, placement)
     tape = Tape(
         mesh,
         workload.precision,
@@ -553,7 +542,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
         if way.has_strategies
         else move.Mover(tape, all_to_all=plan.expert_tokens == 'features'),
         placer=placer,
-        degrees=_degrees(tape, placer, plan, way) if way.has_degrees else None,
+        degrees=_degrees(tape, placer, plan, way) if way is not Placement.STRATEGIES else None,
         workload=workload,
         graph=graph,
         stages=stages_of(workload.model, mesh.stages, () if isinstance(plan.stages, str) else plan.stages),

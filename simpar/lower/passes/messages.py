@@ -221,9 +221,9 @@ class Gathers:
                 mine = _moved(use, start, block.micro_batches)
                 spans = found.setdefault((use.bucket, use.partition), {})
                 # on-use-twice has one use a label, on-use one for all that a step does.
-                again = self._shards.choice.gather == 'on-use-twice' and not optimizer_parallel.is_root(
-                    self._plan, use.bucket
-                )
+                # The weights of FSDP2's root stay gathered from the forward to the backward.
+                is_root = self._plan.fusion == 'fsdp' and use.bucket.endswith(f'bucket{optimizer_parallel.ROOT}')
+                again = self._shards.choice.gather == 'on-use-twice' and not is_root
                 span = mine.label if again else None
                 spans[span] = _joined(spans[span], mine) if span in spans else mine
         return found

@@ -63,11 +63,6 @@ def by_size(plan: Plan) -> bool:
     return plan.fusion in ('auto', 'ddp') or isinstance(plan.fusion, float | int)
 
 
-def is_root(plan: Plan, bucket: str) -> bool:
-    """Whether a bucket is that of FSDP2's root, whose weights stay gathered from the forward to the backward."""
-    return plan.fusion == 'fsdp' and bucket.endswith(f'bucket{ROOT}')
-
-
 def _keys(
     parameters: Sequence[str], size: Mapping[str, float], plan: Plan, ids: Mapping[str, int]
 ) -> Sequence[str | int]:
@@ -389,7 +384,9 @@ def sharding(tape: Tape, parameter: str) -> tuple[str, str]:
 
     Empty: none. Raises ``Infeasible`` where the group does not divide the ranks with the same slice.
     """
-    if tape.degrees and not _holds_experts(tape, parameter):
+    experts = tape.axes.expert
+    # The data ranks that share experts may hold different ones of it.
+    if tape.degrees and not (experts and experts in tape.layouts[parameter].dims):
         return tape.mesh.sharding
     mirror = tape.groups(tape.axes.expert_data if tape.degrees else tape.layouts[parameter].unsharded_axes)
     size = min(tape.shard_group or mirror.size, mirror.size)
@@ -416,11 +413,6 @@ def neighbours(tape: Tape, partition: str, size: int) -> str:
             'choose a divisor, or 0 for none'
         )
     return tape.registered(Partition(f'{partition}.near', groups.reshape(-1, size)))
-
-
-def _holds_experts(tape: Tape, parameter: str) -> bool:
-    """Whether the data ranks that share experts hold different ones of a parameter."""
-    return bool(tape.axes.expert) and tape.axes.expert in tape.layouts[parameter].dims
 
 
 # Packed shards: equal ranges of parameters that are flattened and padded, as FSDP2, FSDP1 and Megatron-LM have them.
