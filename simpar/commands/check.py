@@ -7,17 +7,14 @@ import re
 import sys
 from collections.abc import Iterable
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from simpar import keys, listing, metrics
+from simpar import files, keys, listing, metrics
 from simpar.case import Case
 from simpar.commands import answers, common
-from simpar.program import BYTES
+from simpar.pipeline import Order, draw, parse_action
+from simpar.program import BYTES, Program, Role
 from simpar.units import format_size
-
-if TYPE_CHECKING:
-    from simpar.pipeline import Order
-    from simpar.program import Program, Role
 
 SHOWN_GROUPS: Final = 4
 SHOWN_RANKS: Final = 8
@@ -34,15 +31,12 @@ def check_command(options: argparse.Namespace) -> int:
     with common.waiting('checking'):
         answer = to_dict(case)
     if options.program:
-        from simpar.files import write_atomically
         from simpar.program.text import format_program
 
-        write_atomically(options.program, format_program(case.program))
+        files.write_atomically(options.program, format_program(case.program))
         answer['written'] = [str(options.program)]
     if options.ir:
-        from simpar.listing import write_ir
-
-        answer['written'] = [*answer.get('written', ()), *map(str, write_ir(options.ir, case))]
+        answer['written'] = [*answer.get('written', ()), *map(str, listing.write_ir(options.ir, case))]
     verb = 'numerics' if options.numerics else 'dry-run' if options.fake else ''
     # With a verb of its own the executor prints the one JSON object.
     if options.json and not verb:
@@ -201,7 +195,7 @@ def render(answer: dict[str, Any]) -> str:
     where = f'{answer["ranks"]} ranks of {answer["cluster"]}'
     lines = [
         f'program {answer["program"][:12]} on {where}, copies {answer["copies"]}',
-        *_without_effect_lines(answer),
+        *filter(None, [keys.without_effect_line([keys.WithoutEffect(**one) for one in answer['without_effect']])]),
         *(line for role in answer['roles'] for line in _role_lines(role)),
         *_partition_lines(answer['partitions']),
         *_grid_lines(answer['actions']),
@@ -216,11 +210,6 @@ def render(answer: dict[str, Any]) -> str:
     lines += [f'{machine}: {able}' for machine, able in answer['machines'].items()]
     lines += [f'wrote {name}' for name in answer.get('written', ())]
     return '\n'.join(lines) + '\n'
-
-
-def _without_effect_lines(answer: dict[str, Any]) -> list[str]:
-    line = keys.without_effect_line([keys.WithoutEffect(**one) for one in answer['without_effect']])
-    return [line] if line else []
 
 
 def _role_lines(role: dict[str, Any]) -> list[str]:
@@ -271,9 +260,6 @@ def _partition_lines(partitions: dict[str, list[list[int]]]) -> list[str]:
 
 def _grid_lines(actions: list[list[str]] | None) -> list[str]:
     """The grid of actions, its middle left out where it is long."""
-    from simpar.pipeline import draw, parse_action
-    from simpar.pipeline.order import Order
-
     if actions is None:
         return []
     rows = tuple(tuple(map(parse_action, row)) for row in actions[:SHOWN_RANKS])

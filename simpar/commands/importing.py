@@ -32,17 +32,16 @@ from simpar.traces import RankTrace, is_trace, kineto, read_traces
 from simpar.units import format_time
 
 _ANY: Final = size.Limit(memory=float('inf'), seconds=float('inf'))
-_OF_RECORDINGS: Final = {'--for': 'leave it out', '--save': 'write --output FILE for the schedule'}
 
 
 def import_command(options: argparse.Namespace) -> int:
     """Write the schedule, and list the settings; of a profiler's recording, see ``import_trace``."""
     if is_trace(options.file):
         return import_trace(options)
-    useless = [flag for flag, given in (('--for', options.schedule), ('--save', options.save)) if given]
-    if useless:
-        what = f'is of recordings of a profiler, and {options.file} is none'
-        raise ScheduleError([Problem(flag, what, _OF_RECORDINGS[flag]) for flag in useless])
+    what, useless = f'is of recordings of a profiler, and {options.file} is none', []
+    useless += [Problem('--for', what, 'leave it out')] if options.schedule else []
+    useless += [Problem('--save', what, 'write --output FILE for the schedule')] if options.save else []
+    refuse(useless)
     given, over = _given(options.set)
     made = read.imported(
         options.file, given=given, profile=options.cluster or '', model=options.model or '', arguments=options.arguments

@@ -152,15 +152,13 @@ def replay_command(options: argparse.Namespace) -> int:
 
 def _chakra(options: argparse.Namespace) -> int:
     """Chakra's files: the step that their nodes make, and what it goes to."""
-    from simpar.chakra import render, replayed, to_dict
-
     if options.scale:
         raise errors.refusal('--scale', 'it knows no ops of Chakra traces', 'leave it out')
     profile = profiles.profile_of_flag(options.cluster, '--cluster') if options.cluster else None
     with common.waiting('replaying Chakra traces'):
-        found = replayed(options.file, profile)
+        found = chakra.replayed(options.file, profile)
     if found.silent:
         what = f'{found.silent:,} messages and collectives have no duration'
         raise errors.refusal(options.file, what, 'name the devices that price them, --cluster PROFILE')
-    answers.print_answer(options, lambda: to_dict(found), lambda: render(found))
+    answers.print_answer(options, lambda: chakra.to_dict(found), lambda: chakra.render(found))
     return 0

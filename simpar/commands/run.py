@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from simpar import errors, files, lower, pipeline, plans, predict, profiles
+from simpar import errors, files, lower, pipeline, plans, predict, profiles, report
 from simpar.case import Case, check_memory, memory_notes, on_net, written_out
 from simpar.commands import answers, common
 from simpar.cost.price import price
@@ -59,15 +59,11 @@ def run_command(options: argparse.Namespace) -> int:
     with common.waiting('writing'):
         written = _write(options, prediction, case, notes)
     if options.json:
-        from simpar.report import to_dict
-
-        answer = {**to_dict(prediction), 'parameters': case.parameters, **{key: value for key, value, _ in more}}
+        answer = {**report.to_dict(prediction), 'parameters': case.parameters, **{key: value for key, value, _ in more}}
         answer['notes'] += notes
         answers.print_json({**answer, 'written': written})
     elif options.quiet:
-        from simpar.report import answer as in_a_sentence
-
-        print(in_a_sentence(prediction))
+        print(report.answer(prediction))
         for note in (*case.gaps, *case.left_out):
             print(f'Note: {note}', file=sys.stderr)
     else:
@@ -82,16 +78,14 @@ def run_command(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace, prediction: predict.Prediction, case: Case, notes: tuple[str, ...]) -> None:
     """Print the answer, in brief or in full, and what its words mean."""
-    from simpar.report import brief, render
-
     if options.full:
-        sys.stdout.write(render(prediction))
+        sys.stdout.write(report.render(prediction))
         for note in notes:
             print(f'Note: {note}')
     else:
         # What the user's file says and no prediction reads stands before all other notes; gaps stand in the headline.
         first = case.left_out
-        sys.stdout.write(brief(prediction, (*first, *(note for note in notes if note not in first))))
+        sys.stdout.write(report.brief(prediction, (*first, *(note for note in notes if note not in first))))
     if options.legend:
         print()
         for row in files.read_csv(Path(__file__).with_name('legend.csv')):

@@ -72,11 +72,8 @@ def _answer(words: Sequence[str], found: WhatIf, *, scaled: bool) -> Iterator[st
     """
     change, error = found.changed / found.replayed - 1, found.replayed / found.recorded - 1
     before = found.recorded if scaled else found.replayed
-    how = (
-        ', as the ops of the recording are predicted to make it.'
-        if scaled
-        else f'; {found.chosen} kernels and messages are changed.'
-    )
+    how = f'; {found.chosen} kernels and messages are changed.'
+    how = ', as the ops of the recording are predicted to make it.' if scaled else how
     after = format_time(before * (1 + change))
     yield f'With {", ".join(words)} a step would take {after} in place of {format_time(before)} ({change:+.1%}){how}'
     if scaled:
@@ -208,13 +205,9 @@ def _notes(traces: Sequence[RankTrace]) -> Iterator[str]:
         silent = trace.kernels is not None and not (trace.kernels.kind == COMMUNICATION).any()
         if silent and (trace.world or len(traces)) > 1:
             yield f'Rank {trace.rank}: no kernel is called communication; name them by --communication REGEX.'
-    if len(traces) > 2 and any(_ungrouped(trace) for trace in traces):
+    every = [trace.kernels for trace in traces if trace.kernels is not None]
+    if len(traces) > 2 and any(((one.kind == COMMUNICATION) & (one.group == '')).any() for one in every):
         yield 'Collectives do not say their group: waits are told as if all ranks were one group.'
-
-
-def _ungrouped(trace: RankTrace) -> bool:
-    kernels = trace.kernels
-    return kernels is not None and bool(((kernels.kind == COMMUNICATION) & (kernels.group == '')).any())
 
 
 def trace_to_dict(traces: Sequence[RankTrace]) -> dict[str, Any]:

@@ -132,12 +132,9 @@ def _tell(error: Mapping[str, Any], node: Mapping[str, Any], parent: Mapping[str
     choices = _choices(node)
     if choices and isinstance(found, str):
         return f'unknown value (got {_shown(found)})', _guess(found, choices, 'one of ')
-    one = ': one, all devices are of one kind' if kind == 'string_type' and _is_list_of_clusters(error) else ''
+    is_list_of_clusters = isinstance(found, list) and error['loc'][:1] == ('cluster',)
+    one = ': one, all devices are of one kind' if kind == 'string_type' and is_list_of_clusters else ''
     return f'{wrong} (got {_shown(found)})', f'write {_expected(node)}{_percent(found, node)}{one}'
-
-
-def _is_list_of_clusters(error: Mapping[str, Any]) -> bool:
-    return isinstance(error['input'], list) and error['loc'][:1] == ('cluster',)
 
 
 def _percent(found: object, node: Mapping[str, Any]) -> str:
@@ -243,7 +240,8 @@ def _expected(node: Mapping[str, Any]) -> str:
         return f'a mapping with {one}{", ".join(list(node["properties"])[:16])}'
     if node.get('minimum') is not None and node.get('minimum') == node.get('maximum'):
         return str(node['minimum'])
-    return _WORDS.get(node.get('type', ''), 'a value') + _range(node) + _example(node)
+    example = f', e.g. {node["examples"][0]}' if node.get('examples') else ''
+    return f'{_WORDS.get(node.get("type", ""), "a value")}{_range(node)}{example}'
 
 
 def _range(node: Mapping[str, Any]) -> str:
@@ -255,10 +253,6 @@ def _range(node: Mapping[str, Any]) -> str:
 
 def _figure(number: float) -> str:
     return str(number) if isinstance(number, int) else f'{number:g}'
-
-
-def _example(node: Mapping[str, Any]) -> str:
-    return f', e.g. {node["examples"][0]}' if node.get('examples') else ''
 
 
 # Trees to frozen dataclasses by way of pydantic, whose errors become problems of our own; and their JSON Schema.

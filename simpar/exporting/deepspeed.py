@@ -9,6 +9,7 @@ import yaml
 from simpar.errors import refusal
 from simpar.exporting.settings import Said, T, Values, bytes_of, need_transformer, plain, spoken
 from simpar.huggingface.families import FLAVOURS, Sizes
+from simpar.importing import first
 from simpar.importing.torchtitan import TORCHTITAN
 
 _Z: Final = 'zero_optimization'
@@ -82,14 +83,7 @@ def _degrees(values: Values) -> Iterator[Said]:
 
 def nested(said: Iterable[Said]) -> dict[str, Any]:
     """Settings by dotted name as a tree."""
-    tree: dict[str, Any] = {}
-    for one in said:
-        *above, leaf = one.name.split('.')
-        node = tree
-        for name in above:
-            node = node.setdefault(name, {})
-        node[leaf] = one.value
-    return tree
+    return first.nested(((one.name, one.value) for one in said), {})
 
 
 def json_text(said: Iterable[Said], _: Values, head: tuple[str, ...]) -> str:

@@ -121,11 +121,8 @@ def _of_lines(target: Target, said: list[Said], values: Values) -> Values:
     with _folder(target, target.beside(said, values)) as path:
         plan, strategies = plan_of(target.text(said, values, ()), path, values.ranks)
     sent = {one.name: one.value for one in said if one.part == 'shard'}
-    by_hand = (
-        ('', 'marks', '2.3', 'shard')
-        if {name: mindspore.tuples(one) for name, one in strategies.items()} == sent
-        else ('', 'marks', '2.3')
-    )
+    is_same = {name: mindspore.tuples(one) for name, one in strategies.items()} == sent
+    by_hand = ('', 'marks', '2.3', *(['shard'] if is_same else []))
     kept = {key for one in said if one.part in by_hand for key in one.keys}
     # What a call says, it says whole or not: a key that shares a call with others is as the call comes back.
     spoken = {key for one in said for key in one.keys if set(one.keys) & plan.keys()}

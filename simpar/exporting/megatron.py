@@ -25,23 +25,18 @@ _LAUNCH: Final = ('nnodes', 'nproc-per-node', 'cuda-device-max-connections')
 def flags(values: Values, source: Source) -> list[Said]:
     """The flags of Megatron-LM, or of MindSpeed beside them. Raises ``ScheduleError`` for a model that has none."""
     need_transformer(values, source.name)
-    said = [
-        *direct('megatron', source.table, values, _facts(values, source)),
-        *_model(values),
-        *_experts(values, source),
-    ]
-    said += [*_training(values), *_states(values, source)]
-    said += [*_launch(values), *_pipeline(values, source), *_sharding(values)]
-    said += [*_tiles(values, source), *_pairs(values, source), *_offload(values, source)]
-    said += [*_window(values, source), *_context(values, source)]
-    if source is mindspeed.MINDSPEED:
-        said += _mindspeed(values)
+    said = [*direct('megatron', source.table, values, _facts(values, source)), *_model(values)]
+    said += [*_experts(values, source), *_training(values), *_states(values, source), *_launch(values)]
+    rules = (_pipeline, _sharding, _tiles, _pairs, _offload, _window, _context, _mindspeed)
+    said += [one for rule in rules for one in rule(values, source)]
     said += _biases(said, values, source)
     return [*said, *_recompute(said, values, source)]
 
 
-def _mindspeed(values: Values) -> Iterator[Said]:
+def _mindspeed(values: Values, source: Source) -> Iterator[Said]:
     """Attention and the scales of Gemma, for which Megatron-LM has no flags."""
+    if source is not mindspeed.MINDSPEED:
+        return
     scale, factor = values.model('attention_scale'), values.model('embedding_scale', 1)
     if values.model('attention', '') == 'flash':
         yield Said('use-flash-attn', True, (f'{T}.attention',), 'MODEL')
@@ -319,7 +314,7 @@ def _layout(stages: list[int], modules: int) -> str:
     return '|'.join(words)
 
 
-def _sharding(values: Values) -> Iterator[Said]:
+def _sharding(values: Values, _: Source) -> Iterator[Said]:
     """ZeRO's first stage by the distributed optimizer, the others by Megatron-FSDP; gathers under the next forward."""
     say, stage = partial(Said, part='PLAN', keys=('plan.zero', 'plan.shard')), values.sharded
     if stage:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Final
 
 from simpar.exporting.settings import Said, T, Values, bytes_of, direct, need_transformer, plain
@@ -129,21 +130,18 @@ def _recompute(values: Values) -> Iterator[Said]:
     stages = list(values.plan('stages'))
     count = values.plan('pipeline') * (values.plan('chunks') or 1)
     stages = stages or [_blocks(values) // count] * count
-    for name, is_full in ((full, True), (some, False)):
-        chosen = {int(layer.removeprefix('layer')) for layer, rest in of_layers if (rest == '*') == is_full}
-        starts = [sum(stages[:place]) for place in range(len(stages))]
-        counts = [len(chosen & set(range(at, at + length))) for at, length in zip(starts, stages, strict=True)]
-        if not is_full:
-            # The first layers count those that are recomputed in full.
-            whole = {int(layer.removeprefix('layer')) for layer, rest in of_layers if rest == '*'}
-            both = [len(whole & set(range(at, at + length))) for at, length in zip(starts, stages, strict=True)]
-            counts = [one and one + more for one, more in zip(counts, both, strict=True)]
-        chosen_parts = {rest for _, rest in of_layers if rest != '*'}
-        if not is_full and any(counts) and chosen_parts == {values.model('activation', '')}:
-            # The activation alone: what MindFormers multiplies, and the function of its gate.
-            yield Said(some, {r'feed_forward\.mul': counts, r'feed_forward\.w1\.activation\.silu': list(counts)}, keys)
-        else:
-            yield Said(name, counts if any(counts) else False, keys)
+    whole = {int(layer.removeprefix('layer')) for layer, rest in of_layers if rest == '*'}
+    parts = {int(layer.removeprefix('layer')) for layer, rest in of_layers if rest != '*'}
+    spans = [{*range(end - length, end)} for end, length in zip(accumulate(stages), stages, strict=True)]
+    counts, selected = ([len(layers & span) for span in spans] for layers in (whole, parts))
+    # The first layers count those that are recomputed in full.
+    selected = [one and one + more for one, more in zip(selected, counts, strict=True)]
+    yield Said(full, counts if any(counts) else False, keys)
+    if any(selected) and {rest for _, rest in of_layers if rest != '*'} == {values.model('activation', '')}:
+        # The activation alone: what MindFormers multiplies, and the function of its gate.
+        yield Said(some, {r'feed_forward\.mul': selected, r'feed_forward\.w1\.activation\.silu': [*selected]}, keys)
+    else:
+        yield Said(some, selected if any(selected) else False, keys)
 
 
 def _update(values: Values) -> Iterator[Said]:

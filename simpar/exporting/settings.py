@@ -56,11 +56,6 @@ class Values:
         return self.every.get(f'workload.{key}', default)
 
     @property
-    def is_transformer(self) -> bool:
-        """Whether the model is one of sizes, not of layers or a module."""
-        return f'{T}.layers' in self.every
-
-    @property
     def optimizer(self) -> str:
         """The name of the optimizer."""
         return str(self.every.get(_OPTIMIZER, 'sgd'))
@@ -152,14 +147,9 @@ def direct(table: str, of_import: Table, values: Values, facts: Iterable[str]) -
         needs = row['needs'].split(' & ') if row['needs'] else []
         if all((one.removeprefix('!') in known) != one.startswith('!') for one in needs):
             said = spoken(of_import.rows[row['setting']], values, row['part'], row['value'])
-            if said is not None and not _is_single(said):
+            # A degree of one is what every framework has where nothing is said.
+            if said and not (said.keys[0].startswith('plan.') and said.value is not True and said.value == 1):
                 yield said
-
-
-def _is_single(said: Said) -> bool:
-    """Whether it is a degree of one, which every framework has where nothing is said."""
-    key = said.keys[0]
-    return key.startswith('plan.') and said.value is not True and said.value == 1
 
 
 def read_as(said: Iterable[Said], table: Table) -> Settings:
@@ -215,6 +205,6 @@ class Target:
 
 def need_transformer(values: Values, title: str) -> None:
     """Raise ``ScheduleError`` where the model is one of layers or a module, which a framework has no settings for."""
-    if not values.is_transformer:
+    if f'{T}.layers' not in values.every:
         what = f'a model of layers or a module, and {title} has settings for transformers alone'
         raise errors.refusal('workload', what, 'write --to mindspore, which has lines for a plan of any model')

@@ -65,13 +65,8 @@ def expanded(tree: Tree, folder: Path) -> Expanded:
     try:
         path = _path(workload, Path() if typed else folder)
         if workload['model'] in MODELS and not path.is_file():
-            return _put(
-                tree,
-                Tree(root={}, origins={(): where}),
-                [Entry(*one) for one in MODELS[workload['model']].items()],
-                [],
-                (),
-            )
+            says = [Entry(*one) for one in MODELS[workload['model']].items()]
+            return _put(tree, Tree(root={}, origins={(): where}), says, [], ())
         config = _config(path)
         family, wrong = _family(config)
     except ScheduleError as error:

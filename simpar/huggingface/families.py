@@ -54,28 +54,25 @@ def _families(table: Mapping[str, Any]) -> dict[str, Family]:
             inherited = getattr(base, part) if base else {}
             parts[part] = {key: value for key, value in inherited.items() if key not in without} | own.get(part, {})
         needed = tuple(own['needed']) if base is None else base.needed
-        reads = [*_told_keys(own['rules']), *(key for rule in own['rules'] for key in table['read by'].get(rule, ()))]
+        told = own['rules'].values()
+        reads = [key for one in told for key in (one.values() if isinstance(one, dict) else one)]
+        reads += [key for rule in own['rules'] for key in table['read by'].get(rule, ())]
         reads += own.get('reads', [])
         made[name] = Family(**parts, needed=needed, rules=own['rules'], reads=tuple(dict.fromkeys(reads)))
     return made
 
 
-def _told_keys(rules: Mapping[str, Any]) -> list[str]:
-    """Keys of a config that rules are told."""
-    return [key for told in rules.values() for key in (told.values() if isinstance(told, dict) else told)]
-
-
-_TABLE: Final = table_of('families')
-FAMILIES: Final[Mapping[str, Family]] = _families(_TABLE)
+TABLE: Final = table_of('families')
+FAMILIES: Final[Mapping[str, Family]] = _families(TABLE)
 """By ``model_type``."""
-ONLY: Final[Mapping[str, list[Any]]] = _TABLE['only']
+ONLY: Final[Mapping[str, list[Any]]] = TABLE['only']
 """Keys of any config that change the model, and the values of them that are modelled."""
-WITHOUT_EFFECT: Final[Mapping[str, str]] = _TABLE['without effect']
+WITHOUT_EFFECT: Final[Mapping[str, str]] = TABLE['without effect']
 """Keys that change nothing of a training step, by why."""
 IGNORED: Final = frozenset(' '.join(WITHOUT_EFFECT.values()).split())
-SAME: Final[Mapping[str, str]] = {one: of for of, names in _TABLE['same as'].items() for one in names.split()}
+SAME: Final[Mapping[str, str]] = {one: of for of, names in TABLE['same as'].items() for one in names.split()}
 """Other values of ``model_type``, and the family that has the same keys and the same model."""
-NOT_YET: Final[Mapping[str, str]] = _TABLE['not yet']
+NOT_YET: Final[Mapping[str, str]] = TABLE['not yet']
 """Known values of ``model_type`` that cannot be read yet, by what they have."""
 
 

@@ -5,22 +5,15 @@ from dataclasses import dataclass
 from math import log, sqrt
 from typing import Any, Final, NamedTuple
 
-GATED: Final = {
-    'silu': 'swiglu', 'swish': 'swiglu', 'gelu': 'geglu', 'gelu_pytorch_tanh': 'geglu_tanh', 'gelu_new': 'geglu_tanh',
-}  # fmt: skip
-PLAIN: Final = {
-    'silu': 'silu', 'swish': 'silu', 'gelu': 'gelu', 'relu': 'relu', 'relu2': 'squared_relu',
-    'gelu_pytorch_tanh': 'gelu_tanh', 'gelu_new': 'gelu_tanh',
-}  # fmt: skip
+from simpar.huggingface.families import TABLE
+
+GATED, PLAIN = (TABLE['activations'][kind] for kind in ('gated', 'plain'))
 SLIDING, FULL = 'sliding_attention', 'full_attention'
 GROUPED: Final = {'greedy': False, 'group_limited_greedy': True}
 """Ways of DeepSeek V2 to choose experts, and whether groups limit the choice."""
 LONGEST: Final = 'max_position_embeddings'
 ORIGINAL: Final = 'original_max_position_embeddings'
-SCALED: Final = {
-    'default': (), 'linear': ('factor',), 'dynamic': ('factor',), 'yarn': ('factor', ORIGINAL),
-    'llama3': ('factor', 'low_freq_factor', 'high_freq_factor', ORIGINAL),
-}  # fmt: skip
+SCALED: Final[Mapping[str, list[str]]] = TABLE['scaled']
 """Ways to scale rotary, and the numbers that each needs."""
 
 
@@ -469,7 +462,7 @@ def further(config: Config, *keys: str) -> Iterator[Entry]:
 
 def mixture(config: Config, count: str, top_k: str, **more: str) -> Iterator[Entry]:
     """Experts in every layer, as wide as ``intermediate_size`` unless told. Arguments: keys of the config."""
-    told: dict[str, Any] = {'count': _number(config, count), 'top_k': _number(config, top_k)}
+    told: dict[str, Any] = _numbers(config, count=count, top_k=top_k)
     if 'normalise' in more:
         told['normalise'] = bool(config[more['normalise']])
     told |= {key: _number(config, name) for key, name in more.items() if key != 'normalise' and config[name]}
@@ -485,8 +478,8 @@ def mixture_of_ernie(config: Config, count: str, top_k: str) -> Iterator[Entry]:
         raise Refused(
             'moe_layer_end_index', 'not modelled: dense layers behind those with experts', 'write -1', 'experts'
         )
-    told: dict[str, Any] = {'count': _number(config, count), 'top_k': _number(config, top_k), 'ffn': width}
-    told |= {'first_dense': dense, 'correction_bias': True}
+    told: dict[str, Any] = {**_numbers(config, count=count, top_k=top_k), 'ffn': width, 'first_dense': dense}
+    told['correction_bias'] = True
     if config['moe_num_shared_experts']:
         told['shared'] = width * _number(config, 'moe_num_shared_experts')
     yield Entry('experts', {**told, **_aux_loss(config, told['top_k'], layers - dense)}, count)
@@ -504,12 +497,8 @@ def qwen(config: Config) -> Iterator[Entry]:
     dense, shared = _dense(config), 'shared_expert_intermediate_size'
     # transformers 5 writes the other name into new files.
     count = 'num_local_experts' if config['num_local_experts'] and 'num_experts' not in config.values else 'num_experts'
-    told: dict[str, Any] = {
-        'count': _number(config, count),
-        'top_k': _number(config, 'num_experts_per_tok'),
-        'ffn': _number(config, 'moe_intermediate_size'),
-        'normalise': bool(config['norm_topk_prob']),
-    }
+    told: dict[str, Any] = _numbers(config, count=count, top_k='num_experts_per_tok', ffn='moe_intermediate_size')
+    told['normalise'] = bool(config['norm_topk_prob'])
     if config[shared]:
         told |= {'shared': _number(config, shared), 'shared_gate': True}
     told |= {key: value for key, value in (('every', every), ('first_dense', dense)) if value != (key == 'every')}
@@ -548,14 +537,9 @@ def _deepseek(config: Config, chosen: dict[str, Any]) -> Iterator[Entry]:
     if isinstance(layers, int) and dense >= layers:
         return
     width = _number(config, 'moe_intermediate_size')
-    told: dict[str, Any] = {
-        'count': _number(config, 'n_routed_experts'),
-        'top_k': _number(config, 'num_experts_per_tok'),
-        'ffn': width,
-        'first_dense': dense,
-        'scaling_factor': config['routed_scaling_factor'],
-        **({'shared': width * _number(config, 'n_shared_experts')} if config['n_shared_experts'] else {}),
-    }
+    told: dict[str, Any] = _numbers(config, count='n_routed_experts', top_k='num_experts_per_tok')
+    told |= {'ffn': width, 'first_dense': dense, 'scaling_factor': config['routed_scaling_factor']}
+    told |= {'shared': width * _number(config, 'n_shared_experts')} if config['n_shared_experts'] else {}
     yield Entry('experts', {**told, **chosen}, 'n_routed_experts')
 
 
@@ -578,6 +562,10 @@ def _aux_loss(config: Config, top_k: int, layers: int) -> dict[str, Any]:
     if not isinstance(coefficient, int | float):
         raise Refused('router_aux_loss_coef', 'not a number', 'write e.g. 0.001', 'experts')
     return {'aux_loss': coefficient * top_k / max(layers, 1)}
+
+
+def _numbers(config: Config, **keys: str) -> dict[str, int]:
+    return {name: _number(config, key) for name, key in keys.items()}
 
 
 def _number(config: Config, key: str) -> int:

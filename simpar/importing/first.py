@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -50,18 +50,23 @@ def yaml_of(
 
     Arguments: ``head``, lines of comment before all; ``question``, the baseline that the plan is compared with.
     """
-    tree: dict[str, Any] = {'simpar': 1, 'cluster': {}, 'workload': {}, 'plan': {}}
-    for key, value in values.items():
-        node = tree
-        *above, last = key.split('.')
-        for name in above:
-            node = node.setdefault(name, {})
-        node[last] = value
+    tree = nested(values.items(), {'simpar': 1, 'cluster': {}, 'workload': {}, 'plan': {}})
     lines = [f'# {line}'.rstrip() for line in head] + list(_lines(tree, '', comments, 0))
     lines.append(f'# The baseline of the gain: {question.comment}.')
     changes = ', '.join(f'{key}: {scalar(value)}' for key, value in question.against.items())
     lines.append(f'against: {{{changes}}}')
     return '\n'.join(lines) + '\n'
+
+
+def nested(values: Iterable[tuple[str, Any]], tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree with values at dotted keys."""
+    for key, value in values:
+        node = tree
+        *above, last = key.split('.')
+        for name in above:
+            node = node.setdefault(name, {})
+        node[last] = value
+    return tree
 
 
 def _lines(node: Mapping[str, Any], at: str, comments: Mapping[str, str], depth: int) -> Iterator[str]:

@@ -97,15 +97,8 @@ def mapped(
     lines = [_line(settings, one, told) for one in settings.every if one.name not in BESIDE]
     for one in skipped:
         is_off = one.value is None or one.value is False
-        lines.append(
-            Line(
-                one.called,
-                one.shown,
-                one.where,
-                findings.IDLE if is_off else findings.NOT_TAKEN,
-                note='off' if is_off else '',
-            )
-        )
+        outcome, note = (findings.IDLE, 'off') if is_off else (findings.NOT_TAKEN, '')
+        lines.append(Line(one.called, one.shown, one.where, outcome, note=note))
     # What the cluster is comes first: no other guess moves the answer as far.
     said = [f'{name}: {unnamed}; --cluster says another'] if unnamed else []
     guesses = sorted((one for one in told if isinstance(one, findings.Guess)), key=lambda one: not one.of_cluster)
@@ -266,7 +259,7 @@ def _line(settings: Settings, one: Setting, told: list[findings.Finding]) -> Lin
         shown = tuple(dict.fromkeys('cluster' if key in (RANKS, NODE) else key for key in keys))
         return line(findings.MAPPED, shown, next((said.note for said in says if said.note), ''))
     if one.name in settings.table.rows:
-        return line(findings.IDLE, note='as it is without it')
+        return line(findings.IDLE, note=settings.idle(one.name) or 'as it is without it')
     if one.name in ('devices', ACCELERATOR):
         return line(findings.MAPPED, ('cluster',))
     if one.value is None:

@@ -484,7 +484,7 @@ def _laid_out(text: str, counted: str) -> list[int]:
 def pipeline(flags: Settings) -> Iterator[Finding]:
     """The order of a pipeline, and layers of its stages."""
     if flags.number('pipeline-model-parallel-size') < 2:
-        yield from flags.left('one pipeline rank', *_VIRTUAL, *_ENDS, *_ACCOUNTS, _LAYOUT, _METHOD, 'num-layer-list')
+        yield from flags.left('one pipeline rank', _METHOD)
         return
     if 'parameters' in flags.text(_METHOD):
         yield Unmapped(_METHOD, 'stages of equal weights; even numbers of layers are written')
@@ -544,7 +544,6 @@ def offload(flags: Settings) -> Iterator[Finding]:
     # NVIDIA/Megatron-LM d98e8a64dd, megatron/training/arguments.py: a number switches it on; transformer_config.py: it
     # needs one pipeline rank, and nothing recomputed.
     if not count and not flags.given(switch):
-        yield from flags.left('no layer is offloaded', number)
         return
     if not count or flags.number('pipeline-model-parallel-size') > 1:
         why = 'a pipeline beside it, which it refuses' if count else 'offloading to host memory'
@@ -562,8 +561,6 @@ def sharding(flags: Settings) -> Iterator[Finding]:
     if fsdp:
         zero, by = flags.choice(strategy), (*by, *fsdp, *flags.given(strategy))
         zero = 3 if zero is None else zero
-    else:
-        yield from flags.left('without use-megatron-fsdp', strategy)
     # NVIDIA/Megatron-LM d98e8a64, training/arguments.py: use_layer_wise_distributed_optimizer, of all but Adam and SGD.
     own = flags.choice('optimizer') == 'muon' and (zero == 1 or flags.text('optimizer') == 'dist_muon')
     if own:
@@ -587,11 +584,9 @@ def sharding(flags: Settings) -> Iterator[Finding]:
 def instances(flags: Settings, zero: int) -> Iterator[Finding]:
     """Data ranks that share one set of shards, where there are several of these."""
     name = 'num-distributed-optimizer-instances'
-    count, ranks = (
-        flags.number(name),
-        mixtures.ranks_of(flags).total // max(1, flags.number('pipeline-model-parallel-size')),
-    )
-    ranks //= max(1, flags.number('tensor-model-parallel-size'))
+    count, ranks = flags.number(name), mixtures.ranks_of(flags).total
+    for axis in ('pipeline', 'tensor'):
+        ranks //= max(1, flags.number(f'{axis}-model-parallel-size'))
     if count < 2 or not zero:
         yield from flags.left('one set of shards', name)
     elif ranks % count == 0:

@@ -164,12 +164,10 @@ def parallel(config: Settings) -> Iterator[Finding]:
     copies, parts = _count(config, 'micro_batch_interleave_num'), f'{_M}.fine_grain_interleave'
     yield Entry('plan.copies', copies, config.given('micro_batch_interleave_num'))
     # MindFormers takes parts with several tensor ranks alone (mindformers/models/utils.py, line 86).
-    if (count := config.number(parts)) < 2 or tensor < 2:
-        yield from config.left('one part, or one tensor rank', parts)
-    elif each % count == 0:
+    if (count := config.number(parts)) > 1 and tensor > 1 and each % count == 0:
         yield Entry('plan.copies', copies * count, (parts, *config.given('micro_batch_interleave_num')))
         copies, each = copies * count, each // count
-    else:
+    elif count > 1 and tensor > 1:
         # mindspore-lab/mindformers fd4deebc1606, mindformers/models/llama/llama_interleave.py, line 656: parts of the
         # rows of a sequence go through all but attention.
         yield Entry('plan.tiles', count, (parts,), 'parts of a sequence: products and their messages take turns')
@@ -216,7 +214,6 @@ def pipeline(config: Settings, ranks: int) -> Iterator[Finding]:
     names = (_OFFSET, f'{_M}.pp_interleave_num', 'parallel.pipeline_config.pipeline_interleave',
              'parallel.pipeline_config.pipeline_scheduler', f'{_P}.seq_split_num', f'{_M}.seq_split_num')  # fmt: skip
     if ranks < 2:
-        yield from config.left('one pipeline rank', *names)
         return
     chunks = _count(config, names[1])
     kind = config.text(names[3]).lower()
@@ -269,7 +266,6 @@ def sharding(config: Settings) -> Iterator[Finding]:
     own = ('parallel_optimizer_threshold', 'gradient_accumulation_shard', 'optimizer_weight_shard_size')
     names = tuple(f'parallel.parallel_optimizer_config.{name}' for name in own)
     if not config.on('parallel.enable_parallel_optimizer'):
-        yield from config.left('optimizer parallelism is off', 'parallel.enable_parallel_optimizer', *names)
         return
     yield from config.said('parallel.enable_parallel_optimizer')
     if names[0] in config and config.number(names[0]) >= 0:
@@ -332,8 +328,6 @@ def recomputed_messages(config: Settings, is_selective: bool) -> Iterator[Findin
     gathers = 'recompute_config.parallel_optimizer_comm_recompute'
     if config.on('parallel.enable_parallel_optimizer') and config.on(gathers):
         yield Unmapped(gathers, 'weights that are gathered again')
-    else:
-        yield from config.left('no weight is gathered, or only once', gathers)
 
 
 def _selected(config: Settings, some: str) -> list[tuple[str, str]]:
@@ -435,7 +429,6 @@ def optimizer(config: Settings) -> Iterator[Finding]:
         yield Entry('workload.clip_norm', config.real(names[1]), config.given(*names))
     else:
         yield Entry('workload.clip_norm', 0, config.given(names[0]))
-        yield from config.left('use_clip_grad is off', names[1])
 
 
 MINDFORMERS: Final = Source(

@@ -60,8 +60,6 @@ def masks(flags: Settings) -> Iterator[Finding]:
         by = flags.given('seq-length', 'no-pad-to-seq-lengths', 'pad-to-multiple-of')
         yield Entry(f'{_T}.sequence', flags.number('seq-length'), by)
         yield Guess('each micro-batch is as long as seq-length, its most: --set seq-length=N says the mean of the data')
-    else:
-        yield from flags.left('samples are filled up to seq-length', 'pad-to-multiple-of')
 
 
 def adapters(flags: Settings) -> Iterator[Finding]:
@@ -122,7 +120,6 @@ def documents(flags: Settings) -> Iterator[Finding]:
     """Documents that a sample packs, of which no token sees another; how long they are the data alone know."""
     name, length = 'reset-attention-mask', flags.number('fix-sub-seq-length')
     if not flags.on(name):
-        yield from flags.left('without reset-attention-mask', 'fix-sub-seq-length')
         return
     yield Entry(f'{_T}.documents', max(0, length), flags.given(name, 'fix-sub-seq-length'), 'tokens of a document')
     if length <= 0:
@@ -158,8 +155,6 @@ def mindspeed_plan(flags: Settings) -> Iterator[Finding]:
         is_fused = 'use-ascend-mc2' in tiled or flags.on('coc-fused-kernel')
         count = 4 if is_fused else max(flags.number('coc-parallel-num'), 1)
         yield Entry('plan.tiles', count, (*tiled, *parts), 'products and sums in parts')
-    else:
-        yield from flags.left('with one tensor rank, or switched off', *tiled, *parts)
     if megatron.is_v(flags):
         yield Entry('plan.order', 'dualpipe-v', ('schedules-method',))
         yield Entry('plan.chunks', 2, ('schedules-method',))
@@ -179,7 +174,6 @@ def swapped_states(flags: Settings) -> Iterator[Finding]:
     """
     switch, times = 'swap-optimizer', 'swap-optimizer-times'
     if not flags.on(switch):
-        yield from flags.left('without swap-optimizer', times)
         return
     yield Entry('plan.offload', ['optimizer'], (switch,))
     yield Entry('plan.offload_parts', max(1, flags.number(times)), flags.given(times) or (switch,))
@@ -218,7 +212,6 @@ def swapped(flags: Settings) -> Iterator[Finding]:
     """Activations of attention that wait on the host; of layers that are recomputed, the feed-forward alone is."""
     name, stages = 'swap-attention', megatron.stages_of(flags).layers
     if not flags.on(name):
-        yield from flags.left('without swap-attention', 'swap-modules')
         return
     method, number = flags.given('recompute-method'), flags.given('recompute-num-layers')
     kind = flags.text(method[0]) if method else ''
@@ -298,8 +291,6 @@ def mindspeed_stages(flags: Settings) -> Iterator[Finding]:
     """Layers without those that do nothing."""
     if idle := megatron.idle_layers(flags):
         yield Entry(f'{_T}.layers', flags.number('num-layers') - len(idle), ('num-layers', 'noop-layers'))
-    else:
-        yield from flags.left('none', 'noop-layers')
 
 
 MINDSPEED: Final = Source(

@@ -273,11 +273,8 @@ class Script(mindspore_parallel.Parallel):
             if any(of is one for one in keep):
                 keep[:] = [of]
             elif of is not None:
-                what = (
-                    f'the {kind} of {name} is not known'
-                    if isinstance(of, (python_script.Unknown, Cell))
-                    else f'{last(of)} is not read'
-                )
+                is_open = isinstance(of, (python_script.Unknown, Cell))
+                what = f'the {kind} of {name} is not known' if is_open else f'{last(of)} is not read'
                 self.refuse(line, what, f'write one of {", ".join(known)}')
         if loss is not None and name == 'WithLossCell':
             self.with_loss = inner
@@ -322,7 +319,7 @@ class Script(mindspore_parallel.Parallel):
         shape = values[0] if len(values) == 1 and isinstance(values[0], (tuple, list)) else tuple(values)
         if isinstance(owner, Data) and name in ('reshape', 'view') and len(shape) > 1 and shape[0] == -1:
             return self.shaped('reshape', Thing(name, line), owner, shape, line)
-        return self.refuse(line, f'.{name}() of a tensor is not known', python_script.BY_LAYERS)
+        return self.refuse(line, f'.{name}() of a tensor is not known')
 
     def of_layer(self, owner: Thing | Cell, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         """A method of a layer, a cell or a container of cells."""
@@ -475,7 +472,7 @@ class Script(mindspore_parallel.Parallel):
         if not self.problems:
             what = 'what is differentiated returns no loss'
             what = what if self.forward is not None else 'what the network returns is not one result of a layer'
-            self.refuse(line, what, python_script.BY_LAYERS)
+            self.refuse(line, what)
         return UNKNOWN
 
     def schedule(self, profile: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
@@ -513,7 +510,7 @@ class Script(mindspore_parallel.Parallel):
         values: dict[str, Any] = {}
         loss = self.loss or self.one_of(self.losses, 'loss', LOSSES)
         if loss is not None:
-            values['workload.loss'] = LOSSES[loss.last].says
+            values['workload.loss'] = LOSSES[loss.last].kind
             self.line(loss.last, '', loss.line, ('workload.loss',))
             plain = ('sparse', 'logits', 'labels', 'input', 'target')
             for name, value in loss.named.items():
@@ -579,7 +576,7 @@ class Script(mindspore_parallel.Parallel):
 
     def updated(self, of: Thing) -> dict[str, Any]:
         """The optimizer and its settings."""
-        kind, keys, order = OPTIMIZERS[of.last]
+        _, kind, order, keys, *_ = OPTIMIZERS[of.last]
         said = said_of(order, of.values, of.named)
         if len(of.values) > len(order) or set(said) - set(order):
             self.refuse(of.line, f'{of.last} has arguments that are not known', 'leave them out')

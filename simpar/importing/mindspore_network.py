@@ -3,58 +3,20 @@
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Final, NamedTuple
 
 from simpar import files
 from simpar.importing import settings
-from simpar.importing.python_script import BY_LAYERS, REFUSED, UNKNOWN, Cell, Data, Reader, Thing, last, said_of
+from simpar.importing.python_script import REFUSED, UNKNOWN, Cell, Data, Reader, Thing, last, said_of
+
+_TABLE: Final = files.read_csv(settings.FOLDER / 'mindspore_words.csv')
 
 
 class Word(NamedTuple):
-    """A name of MindSpore: what it ``says`` here, what its arguments say (``keys``), and the ``order`` of these."""
+    """A name of MindSpore.
 
-    says: str
-    keys: Mapping[str, str]
-    order: tuple[str, ...]
-
-
-def _pairs(text: str) -> dict[str, str]:
-    return {name: value for name, _, value in (pair.partition('=') for pair in text.split())}
-
-
-_WORDS: Final = files.read_csv(settings.FOLDER / 'mindspore_words.csv')
-
-
-def words(kind: str) -> dict[str, Word]:
-    """The names of a kind that are read, or that are known to say nothing."""
-    return {
-        name: Word(row['says'], _pairs(row['values']), tuple(row['arguments'].split()))
-        for row in _WORDS
-        if row['kind'] == kind
-        for name in row['names'].split()
-    }
-
-
-LOSSES: Final = words('loss')
-LOST: Final = 'a loss of a network'
-"""The name of what a loss makes."""
-LABEL: Final = 'what a batch has beside the input'
-_ACTIVATIONS: Final = ('relu', 'gelu', 'silu')
-_WITH_WEIGHTS: Final = ('dense', 'layer_norm', 'embedding')
-_MARKS: Final = ('comm_fusion', 'of the bias')
-_HELD: Final = {True: ('comm_fusion',), False: ()}
-_PLAIN: Final = (int, float, str, bool, type(None))
-_INNER: Final = words('inner')
-"""Operators inside of a layer whose strategy is that of the layer, and the kind of layer."""
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A layer that is read.
-
-    Arguments: ``order`` of its arguments; ``keys`` that they say; ``free``, those without an effect on a step;
-    ``only``, the value that each other one may have.
+    Arguments: ``call``, as scripts have it; ``kind``, what it is here; ``order`` of its arguments; ``keys`` that they
+    say; ``free``, those without an effect on a step; ``only``, the value that each other one may have.
     """
 
     call: str
@@ -63,11 +25,6 @@ class _Row:
     keys: Mapping[str, str]
     free: tuple[str, ...]
     only: Mapping[str, str]
-
-    @property
-    def is_function(self) -> bool:
-        """Whether it is called with tensors at once: ``ops.relu``."""
-        return self.call.partition('.')[2][:1].islower()
 
     def wrong(self, of: Thing) -> Iterator[str]:
         """What of its arguments is not read."""
@@ -79,6 +36,34 @@ class _Row:
         shape = of.argument('normalized_shape', self.order)
         if 'normalized_shape' in self.order and not (isinstance(shape, (tuple, list)) and len(shape) == 1):
             yield 'a norm of another than the last dim is not read'
+
+
+def words(of: str) -> dict[str, Word]:
+    """The names of a kind that are read, or that are known to say nothing."""
+
+    def pairs(text: str) -> dict[str, str]:
+        return {name: value for name, _, value in (pair.partition('=') for pair in text.split())}
+
+    return {
+        call: Word(call, row['kind'], tuple(row['arguments'].split()), pairs(row['values']),
+                   tuple(row['free'].split()), pairs(row['only']))
+        for row in _TABLE if row['of'] == of
+        for call in row['names'].split()
+    }  # fmt: skip
+
+
+_LAYERS: Final = words('layer')
+LOSSES: Final = words('loss')
+LOST: Final = 'a loss of a network'
+"""The name of what a loss makes."""
+LABEL: Final = 'what a batch has beside the input'
+_ACTIVATIONS: Final = ('relu', 'gelu', 'silu')
+_WITH_WEIGHTS: Final = ('dense', 'layer_norm', 'embedding')
+_MARKS: Final = ('comm_fusion', 'of the bias')
+_HELD: Final = {True: ('comm_fusion',), False: ()}
+_PLAIN: Final = (int, float, str, bool, type(None))
+_INNER: Final = words('inner')
+"""Operators inside of a layer whose strategy is that of the layer, and the kind of layer."""
 
 
 @dataclass(eq=False)
@@ -108,7 +93,7 @@ class Network(Reader):
                 return Thing(LABEL, line, every)
             if REFUSED in every or not self.depth:
                 return REFUSED if REFUSED in every else UNKNOWN
-            return self.refuse(line, 'what this reads is not known', BY_LAYERS)
+            return self.refuse(line, 'what this reads is not known')
         if isinstance(of, Cell):
             return self.constructed(of, line, values, named)
         parts = self.parts(of)
@@ -116,11 +101,11 @@ class Network(Reader):
             return self.layer(of, line, values, named)
         before, current = len(self.layers), data[0]
         if len(every) > 1:
-            return self.refuse(line, 'of several inputs nothing is known', BY_LAYERS)
+            return self.refuse(line, 'of several inputs nothing is known')
         for part in parts:
             found = self.apply(part, line, [current], {}) if isinstance(part, (Thing, Cell)) else UNKNOWN
             if not isinstance(found, Data):
-                return found if self.problems else self.refuse(of.line, 'a layer of this is not known', BY_LAYERS)
+                return found if self.problems else self.refuse(of.line, 'a layer of this is not known')
             current = found
         self.mark(of.marks, before)
         return current
@@ -165,7 +150,7 @@ class Network(Reader):
         row = row_of(of.name)
         if row is None:
             what = f'{of.name.partition(".")[2] or of.name} is no layer that is read'
-            return self.refuse(of.line, what, f'layers are read of {", ".join(row.call for row in _rows())}')
+            return self.refuse(of.line, what, f'layers are read of {", ".join(_LAYERS)}')
         wrong = next(row.wrong(of), '')
         if wrong:
             return self.refuse(
@@ -189,18 +174,18 @@ class Network(Reader):
             return self.shaped(row.kind, of, data[0], every[1] if len(every) == 2 else UNKNOWN, line)
         if row.kind == 'multiply' and len(data) == 1 and len(every) == 2:
             return self.scaled(of, data[0], next(one for one in every if one is not data[0]), line)
-        if len(data) != len([one for one in every if not (row.is_function and isinstance(one, _PLAIN))]):
-            return self.refuse(line, f'{row.call} reads what is not known', BY_LAYERS)
+        # Functions are called with tensors at once: ``ops.relu``.
+        is_function = row.call.partition('.')[2][:1].islower()
+        if len(data) != len([one for one in every if not (is_function and isinstance(one, _PLAIN))]):
+            return self.refuse(line, f'{row.call} reads what is not known')
         if row.kind in _WITH_WEIGHTS and id(of) in self.used:
-            return self.refuse(
-                line, f'{self.named(of) or row.kind} is used twice, and weights are not shared', BY_LAYERS
-            )
+            return self.refuse(line, f'{self.named(of) or row.kind} is used twice, and weights are not shared')
         self.used[id(of)] = of
         if row.kind == 'dense':
             self.of_bias(of, keys)
         return self.activated(row, of, self.emit(row.kind, {**keys, **of.marks}, data, line, self.named(of)), line)
 
-    def activated(self, row: _Row, of: Thing, found: Data, line: int) -> Any:
+    def activated(self, row: Word, of: Thing, found: Data, line: int) -> Any:
         """The activation that a dense layer has."""
         inner = of.argument('activation', row.order) if row.kind == 'dense' else None
         if inner is None:
@@ -231,7 +216,7 @@ class Network(Reader):
         is_product = kind == 'dense' and spec['name'] == data.name and spec.get('bias') is False
         shape = _shape(weight) if weight else None
         if weight is None or not is_product or shape != (spec['out'],) or id(weight) in self.used:
-            return self.refuse(line, 'what is added is neither a result of a layer nor the bias of one', BY_LAYERS)
+            return self.refuse(line, 'what is added is neither a result of a layer nor the bias of one')
         self.used[id(weight)] = weight
         spec['bias'] = True
         return data
@@ -246,13 +231,13 @@ class Network(Reader):
             return self.emit('matmul', {**keys, **of.marks}, data, line, self.named(of))
         is_weight = len(values) == 2 and isinstance(weight, Thing) and values[0] is data[0]
         if not is_weight or keys.get('transpose_a'):
-            return self.refuse(line, 'what this product multiplies with is not known', BY_LAYERS)
+            return self.refuse(line, 'what this product multiplies with is not known')
         shape = _shape(weight)
         if shape is None or len(shape) != 2:
             where, what = weight.line or line, 'the shape of this Parameter is not known'
             return self.refuse(where, what, 'write initializer(…, [in, out])')
         if id(weight) in self.used:
-            return self.refuse(line, 'this weight is used twice, and weights are not shared', BY_LAYERS)
+            return self.refuse(line, 'this weight is used twice, and weights are not shared')
         self.used[id(weight)] = weight
         marks = dict(of.marks)
         into, out = shape
@@ -267,7 +252,7 @@ class Network(Reader):
         """Another shape, or another order of dims, of each sample."""
         numbers = list(said) if isinstance(said, (tuple, list)) and all(isinstance(one, int) for one in said) else []
         if not numbers or numbers[0] != (-1 if kind == 'reshape' else 0) or min(numbers[1:], default=0) < 1:
-            return self.refuse(line, f'this {kind} does not keep dim 0, which counts samples', BY_LAYERS)
+            return self.refuse(line, f'this {kind} does not keep dim 0, which counts samples')
         if kind == 'reshape' and len(numbers) == 2 and data.name == 'x':
             return self.emit('flatten', dict(of.marks), [data], line, self.named(of))
         key = 'shape' if kind == 'reshape' else 'permutation'
@@ -275,7 +260,7 @@ class Network(Reader):
 
     def scaled(self, of: Thing, data: Data, factor: Any, line: int) -> Any:
         if isinstance(factor, bool) or not isinstance(factor, (int, float)):
-            return self.refuse(line, 'this arithmetic of tensors is not known', BY_LAYERS)
+            return self.refuse(line, 'this arithmetic of tensors is not known')
         return self.emit('scale', {'factor': factor, **of.marks}, [data], line, self.named(of))
 
     def arithmetic(self, one: ast.BinOp | ast.AugAssign, left: Any, right: Any) -> Any:
@@ -290,7 +275,7 @@ class Network(Reader):
             return self.scaled(alone, data[0], right if data[0] is left else left, one.lineno)
         if isinstance(one.op, ast.Div) and isinstance(right, (int, float)) and right:
             return self.scaled(alone, data[0], 1 / right, one.lineno)
-        return self.refuse(one.lineno, 'this arithmetic of tensors is not known', BY_LAYERS)
+        return self.refuse(one.lineno, 'this arithmetic of tensors is not known')
 
     def named(self, of: Thing) -> str:
         return self.made.get(id(of), '')
@@ -352,7 +337,7 @@ class Network(Reader):
         elif kind.kind == 'dense' and inner == 'matmul' and len(slices) == 2:
             # The weight of a Dense lies [out, in] in MindSpore, and [in, out] here.
             of.marks[key] = [slices[0], slices[1][::-1]]
-        elif not inner or (inner in _INNER and _INNER[inner].says == kind.kind):
+        elif not inner or (inner in _INNER and _INNER[inner].kind == kind.kind):
             of.marks[key] = slices
         else:
             return self.refuse(line, f'a strategy of {inner} is not read', 'write strategies of operators')
@@ -401,26 +386,10 @@ def has_weights(of: Thing) -> bool:
     return of.last == 'Parameter' or (row is not None and row.kind in _WITH_WEIGHTS)
 
 
-@cache
-def _rows() -> tuple[_Row, ...]:
-    """Layers that are read: each call of a script asks for them."""
-    return tuple(
-        _Row(
-            row['call'],
-            row['kind'],
-            tuple(row['arguments'].split()),
-            _pairs(row['values']),
-            tuple(row['free'].split()),
-            _pairs(row['only']),
-        )
-        for row in files.read_csv(settings.FOLDER / 'mindspore_layers.csv')
-    )
-
-
-def row_of(name: str) -> _Row | None:
+def row_of(name: str) -> Word | None:
     """The row of a layer; ``mindspore.nn.Dense`` and ``P.MatMul`` are known by their end."""
     parts = name.split('.')
-    for row in _rows() if parts[0] == 'mindspore' else ():
+    for row in _LAYERS.values() if parts[0] == 'mindspore' else ():
         package, call = row.call.split('.')
         if parts[-1] == call and package in parts:
             return row

@@ -199,7 +199,7 @@ class Parallel(mindspore_network.Network):
         values: dict[str, Any] = {}
         said, line = self.context.pop('parallel_mode', ('stand_alone', 0))
         known = MODES.get(last(said).lower())
-        mode = known.says if known else None
+        mode = known.kind if known else None
         search, at = self.context.pop('search_mode', self.context.pop('auto_parallel_search_mode', ('', 0)))
         searched = SEARCHES.get(str(search) or str(mode)) if mode in SEARCHES else None
         if mode is None or mode in ('hybrid_parallel', 'dynamic_programming') or (mode in SEARCHES and not searched):
@@ -213,7 +213,7 @@ class Parallel(mindspore_network.Network):
             what = f'stand_alone trains {world} models of their own, and MindSpore does so where nothing is said'
             self.refuse(line or 1, what, 'write data_parallel or semi_auto')
         elif searched:
-            values['plan.search'] = searched.says
+            values['plan.search'] = searched.kind
             values |= {} if self.is_bare else {'plan.compat': self.given.get('version', '2.10')}
             if 'version' not in self.given:
                 assumed.append('the search of MindSpore 2.10; --set version=2.0 for that of 2.0')
@@ -263,7 +263,7 @@ class Parallel(mindspore_network.Network):
         """Copies and micro-batches."""
         values: dict[str, Any] = {}
         for name, (number, at) in self.wrapped.items():
-            key = f'plan.{WRAPPERS[name].says}'
+            key = f'plan.{WRAPPERS[name].kind}'
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 self.refuse(at, f'{name} has no number that the script says', 'write it')
             elif values.get(key, number) != number:

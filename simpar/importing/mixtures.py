@@ -213,8 +213,6 @@ def _expert_ranks(flags: Settings, degree: int) -> Iterator[Finding]:
         yield Entry('plan.expert_ranks', 'tensor', flags.given(_EXPERT_TENSOR, _EXTENDS), 'experts are whole')
     elif context > 1:
         yield Entry('plan.expert_ranks', 'context', flags.given('expert-model-parallel-size'))
-    if of_experts == tensor:
-        yield from flags.left('experts are split as the rest', _EXPERT_TENSOR)
 
 
 def _hidden(flags: Settings) -> Iterator[Finding]:

@@ -14,7 +14,6 @@ from simpar import errors, files
 
 MOST_CALLS: Final = 10_000
 """Calls of a script's own functions and cells, so that a loop without an end is refused."""
-BY_LAYERS: Final = 'write it by layers of nn or ops'
 IN_PLACE: Final = 'write what the script does in its place'
 _FILE: Final = 10_000_000
 """Lines of a file that the script imports are counted from a multiple of this."""
@@ -184,7 +183,7 @@ class Reader(ABC):
         """File and line."""
         return f'{[self.name, *self.others][line // _FILE]}:{line % _FILE}'
 
-    def refuse(self, line: int, what: str, instead: str) -> Unknown:
+    def refuse(self, line: int, what: str, instead: str = 'write it by layers of nn or ops') -> Unknown:
         """Name what is not understood."""
         self.problems.append(errors.Problem(self.place(line), what, instead))
         return REFUSED
@@ -207,12 +206,10 @@ class Reader(ABC):
         elif isinstance(one, ast.FunctionDef):
             self.defaults[id(one)] = self.usual(one, scope)
             scope[one.name] = self.decorated(one.decorator_list, Function(one, scope), scope)
-        elif isinstance(one, ast.Assign):
+        elif isinstance(one, (ast.Assign, ast.AnnAssign)) and one.value:
             value = self.value(one.value, scope)
-            for target in one.targets:
+            for target in one.targets if isinstance(one, ast.Assign) else [one.target]:
                 self.assign(target, value, scope)
-        elif isinstance(one, ast.AnnAssign) and one.value:
-            self.assign(one.target, self.value(one.value, scope), scope)
         elif isinstance(one, ast.AugAssign):
             left, right = self.value(one.target, scope), self.value(one.value, scope)
             found = self.sign(one, left, right)
@@ -585,7 +582,7 @@ class Reader(ABC):
         if name and name not in scope and name not in self.scope and (not reads or name == 'print'):
             return self.builtin(name, one.lineno, values)
         if reads:
-            return self.refuse(one.lineno, 'a call of tensors that is not known', BY_LAYERS)
+            return self.refuse(one.lineno, 'a call of tensors that is not known')
         return UNKNOWN
 
     def invoke(self, of: Any, line: int, values: list[Any], named: dict[str, Any]) -> Any:
@@ -728,7 +725,7 @@ class Reader(ABC):
         rest = Cell(owner.of, owner.chain[owner.chain.index(of) + 1 :])
         found = rest.method(name)
         if found is None and has_data(*values):
-            return self.refuse(one.lineno, f'super().{name}() is not of this script', BY_LAYERS)
+            return self.refuse(one.lineno, f'super().{name}() is not of this script')
         return self.bound(owner, found, values, named) if found else UNKNOWN
 
 

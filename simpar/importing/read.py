@@ -155,12 +155,10 @@ class _File:
         of_path = (of_file[1] if not words[0] else '') or source.names.get(called)
         name = self.profile or words[1] or of_path or usual
         cluster = profiles.profile_of_flag(name, '--cluster')
-        beside = {
-            settings.NODE_SIZE: str(cluster.devices),
-            settings.DEVICE_MEMORY: str(round(cluster.device.memory.size.value)),
-        }
-        more = [Setting('model-config', self.model, '--model', '--model')] if self.model else []
-        more = [*(Setting(key, value, 'profile') for key, value in beside.items()), *more]
+        memory = str(round(cluster.device.memory.size.value))
+        more = [Setting(settings.NODE_SIZE, str(cluster.devices), 'profile')]
+        more += [Setting(settings.DEVICE_MEMORY, memory, 'profile')]
+        more += [Setting('model-config', self.model, '--model', '--model')] if self.model else []
         unnamed = '' if self.profile or words[1] else 'the file names no accelerator'
         if unnamed and called and not (words[0] or of_file[0]):
             unnamed = f'the name of the file says {called.upper()}'

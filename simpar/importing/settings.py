@@ -31,6 +31,7 @@ FOLDER: Final = Path(__file__).parent / 'tables'
 _REASONS: Final = {'no effect': IDLE, 'another model': REFUSED, 'not modelled': NOT_MODELLED}
 _OFF: Final = ('false', '0', 'none', 'no', '[]', 'null', 'off', '')
 _ON: Final = ('true', '1', 'yes', 'on')
+_ELSE: Final = re.compile(r'else \((.*)\)')
 _CONDITION: Final = re.compile(r'((?:with|without) )?(\S+)( 1)?(?: \((.*)\))?')
 
 
@@ -59,11 +60,6 @@ class Setting:
         return self.written or self.name
 
     @property
-    def is_given(self) -> bool:
-        """Whether ``--set`` says it, over all files."""
-        return self.where.startswith('--set ')
-
-    @property
     def shown(self) -> str:
         """Its value as a person reads it."""
         if isinstance(self.value, list):
@@ -88,7 +84,8 @@ class SettingRow:
         default: what the launcher takes where a file is silent, in the launcher's own words; of a setting without a
             key, words that are as good as off.
         since: the version of the launcher that has it.
-        idle: when it has no effect, as ``with other``, ``without other`` or ``other 1``; in brackets, how it is told.
+        idle: when it has no effect, as ``with other``, ``without other`` or ``other 1``; ``else`` where no
+            rule says anything of it; in brackets, how it is told.
         note: more for the docs.
         aliases: its other names; ``name=value`` is one where that setting has this value.
     """
@@ -259,7 +256,9 @@ class Settings:
                 yield Mistake(never['setting'], f'nobody takes it without {needs}', f'--set {needs}=true')
         for one in self.every:
             last, row = self.named[one.name], self.table.rows.get(one.name)
-            if row is None or last.is_given or last.called == one.called or same(one.value, last.value):
+            # What ``--set`` says goes over all files.
+            is_set = last.where.startswith('--set ')
+            if row is None or is_set or last.called == one.called or same(one.value, last.value):
                 continue
             # A launcher goes over what its job says, and samples of NeMo are as long as its data.
             if not (row.key.startswith('cluster.') or '.data.' in f'{one.called} {last.called}'):
@@ -326,10 +325,16 @@ class Settings:
         said = _scalar(row.value.removeprefix('= ')) if kind != 'switch' else True
         return said if self.on(name) else _scalar(row.default) if row.default else None
 
+    def idle(self, name: str) -> str | None:
+        """Why a setting has no effect of which no rule says anything; None where the table does not tell."""
+        row = self.table.rows[name]
+        match = _ELSE.fullmatch(row.idle)
+        return match[1] if match else self._idle(row)
+
     def _idle(self, row: SettingRow) -> str | None:
         """Why a setting has no effect beside the others; None where it has one."""
         match = _CONDITION.fullmatch(row.idle)
-        if match is None:
+        if match is None or _ELSE.fullmatch(row.idle):
             return None
         other, why = match[2], match[4] or row.idle
         if match[3]:

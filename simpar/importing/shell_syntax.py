@@ -104,13 +104,10 @@ class _Letters:
         self.place += count
         return passed
 
-    def blanks(self) -> None:
-        self.run(_SPACE)
-
     def next(self) -> Word | None:
         if self.ahead_words:
             return self.ahead_words.pop()
-        self.blanks()
+        self.run(_SPACE)
         line = self.line
         if self.place >= len(self.text):
             return None
@@ -234,7 +231,7 @@ class _Letters:
 
     def document(self) -> None:
         """Note the word that ends a here-document."""
-        self.blanks()
+        self.run(_SPACE)
         end = ''.join(part.text for part in self.word().parts)
         self.waiting.append(end)
 

@@ -124,7 +124,6 @@ def order(toml: settings.Settings) -> Iterator[findings.Finding]:
     pipe = _degree(toml, 'pipeline_parallel')
     names = (f'{_P}.pipeline_parallel_schedule', f'{_P}.pipeline_parallel_layers_per_stage')
     if pipe < 2:
-        yield from toml.left('one pipeline rank', *names)
         return
     kind, orders = toml.text(names[0]), toml.table.rows[names[0]].choices
     if kind.lower() not in orders:

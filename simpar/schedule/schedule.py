@@ -375,7 +375,8 @@ def with_changes(schedule: Schedule, changes: Mapping[str, Any]) -> Schedule:
         # What differs in a baseline and what differs in a what-if is the same question, asked from the other side.
         other = replace(schedule, against=keys).baseline()
     except ScheduleError as wrong:
-        raise ScheduleError([_as_what_if(problem) for problem in wrong.problems]) from None
+        told = (replace(one, where='what_if', what=one.what.removeprefix('against: ')) for one in wrong.problems)
+        raise ScheduleError([*told]) from None
     if not keys:
         raise refusal('what_if', 'no key was given', 'give one with its value, e.g. copies=4')
     # A link that no factor is written for is as the profile has it.
@@ -415,10 +416,6 @@ def _keys(tree: Mapping[str, Any]) -> Iterator[str]:
             yield f'{part}.{key}'
             if isinstance(value, dict):
                 yield from (f'{part}.{key}.{below}' for below in value)
-
-
-def _as_what_if(problem: Problem) -> Problem:
-    return replace(problem, where='what_if', what=problem.what.removeprefix('against: '))
 
 
 def check_against_cluster(schedule: Schedule, world: int) -> Schedule:

@@ -116,11 +116,8 @@ class Builder:
             raise UnclearError('has samples elsewhere than in dim 0; keep them there: batch_first=True, chunk(3, -1)')
 
     def _is_linear(self, weight: Node, bias: Node | None) -> bool:
-        return (
-            weight.kind == 'weight'
-            and self._part(weight) is not None
-            and (bias is None or self._part(bias) is not None)
-        )
+        is_part = weight.kind == 'weight' and self._part(weight) is not None
+        return is_part and (bias is None or self._part(bias) is not None)
 
     def _is_turned(self, node: Node) -> bool:
         weight, bias = node.arguments['mat2'], node.arguments['self'] if node.base == 'addmm' else None
@@ -269,7 +266,9 @@ class Builder:
         return self._named(node.held, None)
 
     def _named(self, held: str, part: tuple[int, int, int] | None) -> str:
-        name = graph.named_in_programs(held, part)
+        name = graph.program_name(held)
+        # Which of how many equal parts along which dim it is.
+        name += '' if part is None else f'@{part[0]}of{part[1]}d{part[2]}'
         self.weights[name] = held
         return name
 
@@ -453,11 +452,6 @@ def _plain(value: Any) -> Any:
     return {'dtype': text.removeprefix('torch.')} if text.startswith('torch.') else value
 
 
-def full_name(node: Node) -> str:
-    """What a node calls, with its library."""
-    return f'aten.{node.target}' if node.is_aten else node.target
-
-
 class Call:
     """One call with what it reads: samples, weights and constants, and the calls before it that make weights."""
 
@@ -523,7 +517,8 @@ class Call:
             return self._hold(node)
         if id(node) not in self.made:
             if node.base not in TABLE and node.base not in OF_WEIGHTS:
-                raise UnclearError(f'reads weights through {full_name(node)}, which has no row in the table '
+                called = f'aten.{node.target}' if node.is_aten else node.target
+                raise UnclearError(f'reads weights through {called}, which has no row in the table '
                                    '(docs/my_model.md); compute it from operators of the table')  # fmt: skip
             positional = list(node.positional)
             if node.base == 'expand' and node.scales:

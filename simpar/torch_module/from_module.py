@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from simpar.errors import RunFailed, ScheduleError, refusal
 from simpar.model.model import FromModule
+from simpar.torch_module import build, export, graph, rules
 
 if TYPE_CHECKING:
     import torch
@@ -64,26 +65,21 @@ def from_module(
 
     >>> found = simpar.from_module(torch.nn.Sequential(torch.nn.Linear(8, 8)), torch.randn(4, 8))  # doctest: +SKIP
     """
-    from simpar.torch_module.build import Builder
-    from simpar.torch_module.export import COUNTS, batch_first, traced
-    from simpar.torch_module.graph import Reader
-    from simpar.torch_module.rules import own_rows
-
     positional, named = _examples(inputs)
-    with batch_first(module):
-        one, other = (traced(module, positional, named, count) for count in COUNTS)
+    with export.batch_first(module):
+        one, other = (export.traced(module, positional, named, count) for count in export.COUNTS)
     if len(one.nodes) != len(other.nodes):
         raise _wrong(
             module, 'does other work for other counts of samples', 'make control flow independent of the batch'
         )
-    reader = Reader(one, other, module)
+    reader = graph.Reader(one, other, module)
     chosen = reader.nodes.get(_output(module, one.program, output))
     if chosen is None:
         raise _wrong(module, 'returns a result that is no tensor', 'return the output that the loss is put on first')
     examples = dict(zip((node.name for node in reader.inputs), _tensors(positional, named), strict=True))
     reader.values |= {node.name: examples[node.name] for node in reader.inputs}
-    own = own_rows(ops)
-    builder = Builder(reader, module, chosen, own)
+    own = rules.own_rows(ops)
+    builder = build.Builder(reader, module, chosen, own)
     builder.build(chosen)
     if idle := own.keys() - {node.base for node in builder.needed}:
         raise refusal('--op', f'the module does not call {", ".join(sorted(idle))}', 'leave it out')

@@ -244,12 +244,6 @@ def _drops_nothing(base: str, arguments: Mapping[str, Any]) -> bool:
     return base in ('dropout', 'feature_dropout', 'alpha_dropout') and (not arguments['train'] or arguments['p'] == 0)
 
 
-def named_in_programs(held: str, part: tuple[int, int, int] | None = None) -> str:
-    """A weight's name in programs; ``part``, which of how many equal parts along which dim it is."""
-    name = program_name(held)
-    return name if part is None else f'{name}@{part[0]}of{part[1]}d{part[2]}'
-
-
 # names of operators and tensors in programs, and the layers that operators belong to
 
 
