@@ -3,7 +3,8 @@
 from benchmarks.laps import Spread, in_turns
 
 
-def test_contenders_run_in_turns_and_each_begins_a_round():
+def test_contenders_run_in_turns_and_each_begins_a_round(monkeypatch):
+    monkeypatch.setattr('gc.collect', int)  # of all that other tests hold it takes seconds
     ran = []
     laps = in_turns({name: lambda name=name: lambda: ran.append(name) for name in 'abc'}, rounds=3)
     assert ''.join(ran) == 'abcbcacab'

@@ -154,7 +154,6 @@ def test_figures_of_accuracy_are_those_of_the_tables(name):
         ('README.md', 'simpar run examples/transformer_ascend910a.yaml'),
         ('README.zh.md', 'simpar run examples/transformer_ascend910a.yaml'),
         ('docs/sweep.md', 'simpar sweep examples/transformer_h100.yaml --set cluster.stack=none'),
-        ('docs/recordings.md', 'simpar replay tests/recorded/stragglers/ST.csv.gz'),
         ('docs/recordings.md', 'simpar trace tests/recorded/kineto_cases/straggler4 --what-if rank=2:0.67'),
     ],
 )

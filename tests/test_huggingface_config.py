@@ -270,7 +270,8 @@ def test_a_config_has_the_published_parameters(name, tmp_path):
 
 @pytest.mark.parametrize('name', some(PUBLISHED))
 def test_transformers_counts_the_same_on_the_meta_device(name):
-    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    import torch
+
     transformers = pytest.importorskip('transformers', reason='needs the extra test')
     told = json.loads(config_of(name).read_text())
     config = transformers.AutoConfig.for_model(told.pop('model_type'), **told)

@@ -115,7 +115,8 @@ FAMILIES = {
 
 @pytest.mark.parametrize('kind', FAMILIES)
 def test_transformers_counts_the_same_of_a_small_one(kind, tmp_path):
-    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    import torch
+
     transformers = pytest.importorskip('transformers', reason='needs the extra test')
     tokens = {'pad_token_id': None, 'bos_token_id': 1, 'eos_token_id': 2}
     config = transformers.AutoConfig.for_model(kind, **FAMILIES[kind], **tokens)

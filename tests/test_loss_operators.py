@@ -64,7 +64,8 @@ def test_classes_that_are_cut_are_summed_over_their_ranks():
 
 def test_more_rows_than_fp16_counts_to_have_a_loss_and_gradients():
     """Of equal logits, ln 8; and what one operator computes of the same."""
-    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    import torch
+
     from executor.inprocess import InProcess
 
     many = network(4, CLASSES, batch=2**17, precision='fp16', loss_scale=1024.0)
@@ -81,7 +82,8 @@ def test_more_rows_than_fp16_counts_to_have_a_loss_and_gradients():
 @pytest.mark.parametrize('strategies', [{}, {'sum': ((1, 1),), 'count': ((1, 1),), 'likelihood_sum': ((1,),)}])
 def test_labels_are_ignored_on_all_ranks_as_on_one(monkeypatch, copies, ignored, strategies):
     """Some, all of a rank's, of a copy's, of all; where none counts torch has no loss either, and no gradients."""
-    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    import torch
+
     from executor import reference
     from executor.inprocess import InProcess
     from executor.ranks import real

@@ -72,7 +72,8 @@ def test_a_profile_that_was_calibrated_on_the_network_keeps_its_links(job):
 
 def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_saved(job, tmp_path, json_of, printed):
     """The prediction was once that of the profile's links: −99.8 % on a slow network, without a word."""
-    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    import torch
+
     from executor.inprocess import InProcess
 
     trace, state = tmp_path / 'measured.json', tmp_path / 'deep' / 'state.pt'
@@ -155,7 +156,8 @@ def test_a_state_is_not_asked_of_emulated_compute(job, tmp_path):
 
 
 def test_training_is_one_call(job):
-    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    import torch
+
     from executor.train import train
 
     alone = train(job, ['plan.copies=1'], steps=2, seed=3, dtype='fp64', processes=False)

@@ -73,7 +73,8 @@ def test_a_mixture_goes_with_every_other_key(more, plan):
 
 def test_groups_choose_as_the_router_of_deepseek_v3_with_a_bias():
     """The bias of a program is zero: the kernel alone has another."""
-    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    import torch
+
     transformers = pytest.importorskip('transformers', reason='needs the extra test')
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 

@@ -47,7 +47,6 @@ def test_it_trains_as_the_unsharded_model(model, plan):
 
 @pytest.mark.parametrize('kind', ['llama', 'gpt2'])
 def test_losses_and_gradients_are_those_of_transformers_on_each_document_alone(kind, tmp_path):
-    pytest.importorskip('torch', reason='needs the extra torch')
     pytest.importorskip('transformers', reason='needs the extra test')
     from huggingface_cases import TINY
     from huggingface_oracle import TOLERANCE, Oracle

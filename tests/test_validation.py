@@ -1,6 +1,6 @@
 """Prediction against measurement, emulated compute over a paced network: the gate of a shared machine.
 
-The command ``python -m equipment.validation`` asks for 5 % over twenty rounds; here it is one round or two and 15 %.
+The command ``python -m equipment.validation`` asks for 5 % over twenty rounds; here it is one round and 15 %.
 """
 
 from functools import cache
@@ -34,12 +34,12 @@ def pipelines():
 
 
 FAMILIES = {
-    'copies': (lambda: cases(2), parse_net('paced:1gbit,200us'), 2),
+    'copies': (lambda: cases(2), parse_net('paced:1gbit,200us')),
     # At long latency a second copy is a second latency for every sum.
-    'losing': (lambda: losing_cases(2), parse_net('paced:500mbit,10ms'), 2),
-    'optimizer': (lambda: optimizer_cases(2), NET, 1),
-    'pipelines': (pipelines, NET, 1),
-    'tiles': (lambda: tile_cases(2, tiles=(1, 2), rows=ROWS), NET, 1),
+    'losing': (lambda: losing_cases(2), parse_net('paced:500mbit,10ms')),
+    'optimizer': (lambda: optimizer_cases(2, copies=(1,)), NET),
+    'pipelines': (pipelines, NET),
+    'tiles': (lambda: tile_cases(2, tiles=(1, 2), rows=ROWS), NET),
 }
 GAINS = [
     # Which way, and how much of it at least: as predicted, and as measured.
@@ -56,8 +56,8 @@ GAINS = [
 
 @cache
 def rows(family):
-    made, net, rounds = FAMILIES[family]
-    return {row['name']: row for row in run_cases(made(), net, 2, rounds=rounds, steps_a_run=3)}
+    made, net = FAMILIES[family]
+    return {row['name']: row for row in run_cases(made(), net, 2, rounds=1, steps_a_run=3)}
 
 
 def gain(family, name):
@@ -74,7 +74,7 @@ def test_steps_are_predicted_and_what_is_clearly_faster_is_measured_faster(famil
 def test_gains_are_predicted():
     found = {name: gain('copies', name) for name, row in rows('copies').items() if row['against']}
     assert len(rows('copies')) >= 8
-    assert len(rows('optimizer')) == 2 * len(VARIANTS)
+    assert len(rows('optimizer')) == len(VARIANTS)
     assert {name: both for name, both in found.items() if abs(both[0] - both[1]) > 0.15} == {}
 
 
