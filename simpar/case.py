@@ -17,7 +17,7 @@ from simpar.cost.costs import Costs
 from simpar.document import Source
 from simpar.hardware import Cluster, Placement, Profile
 from simpar.hardware.net import Net, parse_net
-from simpar.lazy import card, why_not
+from simpar.lazy import Card, why_not
 from simpar.lower import lower
 from simpar.memory import check_fit
 from simpar.pipeline.checks import read_csv, rows_of
@@ -50,7 +50,7 @@ _TOLD_BY_PRESETS: Final = tuple(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Case:
+class Case(Card):
     """A schedule, its cluster and its program.
 
     Arguments: ``plan``, the schedule's with every choice made; ``strategies``, with the workload that they are in;
@@ -73,9 +73,6 @@ class Case:
         mine, other = self.names
         against = f', against {other!r}' if self.baseline else ''
         return f'Case({mine!r} on {self.cluster.world} × {self.cluster.profile.device.name}{against})'
-
-    def _repr_html_(self) -> str:
-        return card(self)
 
     def what_if(self, **changes: Any) -> Case:
         """The case with other values of some keys, compared with the case as it is.

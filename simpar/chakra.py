@@ -640,12 +640,8 @@ def replayed(path: Path, profile: hardware.Profile | None = None) -> ReplayedSte
     return ReplayedStep(
         ranks=job.program.world,
         nodes=sum(map(len, job.program.roles)),
-        step=found.step,
-        compute=found.compute,
-        communication=found.communication,
-        exposed=found.exposed,
-        idle=found.idle,
         silent=job.silent,
+        **{key: getattr(found, key) for key in ('step', 'compute', 'communication', 'exposed', 'idle')},
     )
 
 

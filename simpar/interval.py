@@ -18,7 +18,6 @@ between step / r and step · r. `make accuracy` writes them to ``hw_profiles/int
 
 from __future__ import annotations
 
-import csv
 import functools
 import re
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from typing import Final
 
 import numpy as np
 
-from simpar import hardware, profiles
+from simpar import files, hardware, profiles
 from simpar.cost.compute import MATRIX
 from simpar.cost.costs import Costs
 from simpar.program import Program
@@ -189,14 +188,11 @@ def device_class(name: str) -> str:
 def spreads() -> tuple[Spread, ...]:
     """All rows of the table."""
     path = profiles.profile_folder() / TABLE
-    if not path.is_file():
-        return ()
-    with path.open(encoding='utf-8', newline='') as file:
-        return tuple(
-            Spread(
-                device=row['device'], bound=row['bound'], stacks=tuple(row['stacks'].split()), rows=int(row['rows']),
-                models=int(row['models']), step=float(row['step']), streaming=float(row['streaming']),
-                pairs=int(row['pairs']), gain=float(row['gain']), frameworks=int(row['frameworks']),
-            )
-            for row in csv.DictReader(file)
-        )  # fmt: skip
+    return tuple(
+        Spread(
+            device=row['device'], bound=row['bound'], stacks=tuple(row['stacks'].split()), rows=int(row['rows']),
+            models=int(row['models']), step=float(row['step']), streaming=float(row['streaming']),
+            pairs=int(row['pairs']), gain=float(row['gain']), frameworks=int(row['frameworks']),
+        )
+        for row in (files.read_csv(path) if path.is_file() else ())
+    )  # fmt: skip

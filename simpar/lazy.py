@@ -17,6 +17,25 @@ def dataframe(answer: Any, *kind: str) -> Any:
     return importlib.import_module('simpar.notebook.frames').to_dataframe(answer, *kind)
 
 
+class Card:
+    """An answer that Jupyter shows as a card."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return card(self)
+
+
+class Table(Card):
+    """The same, which is a table of pandas, too."""
+
+    __slots__ = ()
+
+    def to_dataframe(self) -> Any:
+        """A table of pandas, a row for each part of the answer."""
+        return dataframe(self)
+
+
 def interactive(answer: Any, ranks: Sequence[int]) -> Any:
     """What a notebook shows of an answer to zoom in and to point at."""
     return importlib.import_module('simpar.notebook.sliders').Interactive(answer, tuple(ranks))

@@ -20,7 +20,7 @@ from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate, step_ends
 from simpar.hardware import Cluster, Device, Profile, ShareFigure
 from simpar.interval import Interval, Spread, bound_by, interval, spread_of, streaming_share
-from simpar.lazy import card, dataframe, interactive
+from simpar.lazy import Card, dataframe, interactive
 from simpar.memory import Framework, Memory, Room, fits, framework_of, margin_of, memory, room_of
 from simpar.metrics import Metrics, metrics
 from simpar.program import Program
@@ -126,7 +126,7 @@ class Contribution:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Prediction:
+class Prediction(Card):
     """What a plan's steps will be like, and a baseline's; what a trace answers is worked out when it is asked for.
 
     Arguments:
@@ -162,9 +162,6 @@ class Prediction:
     def __repr__(self) -> str:
         # A program alone would be millions of characters.
         return f'Prediction({self.name!r}, step={self.step!r}, gain={self.gain!r})'
-
-    def _repr_html_(self) -> str:
-        return card(self)
 
     @property
     def program(self) -> Program:

@@ -203,16 +203,11 @@ def _checked(path: Path, content: _Content) -> SavedTrace:
     if wrong:
         raise refusal(path, wrong, 'write the trace again with --save')
     return SavedTrace(
-        program=content.program,
-        origin=content.origin,
         roles=tuple(_slots(role) for role in content.roles),
         representatives=tuple(_saved_rank(times) for times in content.lanes),
         representative_of_rank=tuple(content.lane_of_rank),
         basis=_basis(path, content),
-        answer=content.answer,
-        net=content.net,
-        name=content.name,
-        samples=content.samples,
+        **{key: getattr(content, key) for key in ('program', 'origin', 'answer', 'net', 'name', 'samples')},
         baseline=_checked(path, content.baseline) if content.baseline else None,
     )
 

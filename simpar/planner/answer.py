@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from simpar.case import case_of, cluster_of
 from simpar.errors import SimparError
-from simpar.lazy import card, dataframe
+from simpar.lazy import Card, Table
 from simpar.planner.search import Found
 from simpar.planner.space import KEYS, Space
 from simpar.plans import Plan
@@ -69,7 +69,7 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Table):
     """The best plan that is known, and how much faster another could be at most.
 
     Arguments:
@@ -157,13 +157,6 @@ class Answer:
         choice = self.choice
         best = f'choice={dict(choice.settings)}, step={choice.step!r}' if choice else 'choice=None'
         return f'Answer(plans={self.plans}, {best}, gap={self.gap:.3g}, complete={self.complete})'
-
-    def _repr_html_(self) -> str:
-        return card(self)
-
-    def to_dataframe(self) -> Any:
-        """The ranking as a table of pandas."""
-        return dataframe(self)
 
 
 def answer_of(space: Space, found: Found, margin: float, own: Own | None = None) -> Answer:
@@ -273,7 +266,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Robustness:
+class Robustness(Card):
     """The choice and those that come next, where something is worse.
 
     Arguments: ``plans``, the choice first; ``trials``, the first as it is; ``margin``, of the answer.
@@ -282,9 +275,6 @@ class Robustness:
     plans: tuple[Ranked, ...]
     trials: tuple[Trial, ...]
     margin: float
-
-    def _repr_html_(self) -> str:
-        return card(self)
 
     def behind(self, trial: Trial) -> float:
         """By what share the choice is slower than the fastest of the plans."""

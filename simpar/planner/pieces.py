@@ -6,10 +6,10 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import pairwise
-from operator import and_, or_
+from operator import add, and_, or_
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -417,17 +417,7 @@ class Span(NamedTuple):
         if not isinstance(other, Span):
             return NotImplemented
         # What is ready is told from the begin of the last piece.
-        return Span(
-            self.chain + other.chain,
-            self.busy + other.busy,
-            self.lead + other.ready,
-            self.wire + other.wire,
-            self.inputs + other.inputs,
-            self.lead + other.lead,
-            self.inside + other.inside,
-            self.load + other.load,
-            self.issued + other.issued,
-        )
+        return Span(*map(add, self, other))._replace(ready=self.lead + other.ready)
 
     def computed(self) -> Span:
         """By its computation alone."""
@@ -435,10 +425,8 @@ class Span(NamedTuple):
 
     def in_turn(self, copies: int) -> Span:
         """Of so many copies, one behind the other: what is surely computed; the first is ready before the others."""
-        busy = self.busy * copies
-        sums = (self.wire, self.inputs, self.inside, self.load, self.issued)
-        wire, inputs, inside, load, issued = (one * copies for one in sums)
-        return Span(busy, busy, self.ready, wire, inputs, self.chain, inside, load, issued)
+        every = Span(*(one * copies for one in self))
+        return every._replace(chain=every.busy, ready=self.ready, lead=self.chain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,7 +450,7 @@ class Block:
         """Of so many copies that are done one after the other."""
         layers = tuple(one.in_turn(copies) for one in self.layers)
         behind, single = self.behind.in_turn(copies), self.single.in_turn(copies)
-        return Block(self.before.in_turn(copies), layers, behind, single, self.early, self.hands_on)
+        return replace(self, before=self.before.in_turn(copies), layers=layers, behind=behind, single=single)
 
 
 def block_of(ops: Ops, seconds: Floats, wire: str, work: Work, mark: str) -> Block | None:
@@ -536,12 +524,16 @@ class _Walk:
     def between(self, begin: int, end: int) -> Span:
         """From the start of an op to that of another."""
         chain = self._starts(begin, end)[end]
+        return self._span(begin, end, end, chain, chain)
+
+    def _span(self, begin: int, computed: int, end: int, chain: float, ready: float) -> Span:
+        """What is done from one place to another, of computation up to ``computed``."""
         return Span(
             chain,
-            self._busy(begin, end),
-            chain,
+            self._busy(begin, computed),
+            ready,
             self._sent(begin, end),
-            self._busy(begin, end, inputs=True),
+            self._busy(begin, computed, inputs=True),
             chain,
             self._sent(begin, end, inner=True),
             sum(self._loads[begin:end]),
@@ -556,14 +548,4 @@ class _Walk:
         sends = [starts[place] for place, op in enumerate(self._ops.ops) if op.kind == 'send']
         # What a backward hands on may be there before its gradients of weights are.
         ready = max(0.0, min(sends)) if sends else 0.0 if self._ops.kind in ('B', 'W') else chain
-        return Span(
-            chain,
-            self._busy(begin, last + 1),
-            ready,
-            self._sent(begin, every),
-            self._busy(begin, last + 1, inputs=True),
-            chain,
-            self._sent(begin, every, inner=True),
-            sum(self._loads[begin:]),
-            sum(self._issued[begin:]),
-        )
+        return self._span(begin, last + 1, every, chain, ready)

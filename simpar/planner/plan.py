@@ -205,24 +205,17 @@ Search = Callable[[Planning], Answer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Sizes(BySize):
+class Sizes(BySize, lazy.Table):
     """Answers by number of devices, as a value that a notebook shows."""
 
     def plot(self) -> Any:
         """Cost and time as a picture that shows itself."""
         return sizes_picture(self)
 
-    def to_dataframe(self) -> Any:
-        """A table of pandas."""
-        return lazy.dataframe(self)
-
     def __str__(self) -> str:
         return render_sizes(self)
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return lazy.card(self)
 
 
 def sizes(planning: Planning, counts: Sequence[int], budget: Budget | None, search: Search) -> Sizes:
@@ -266,7 +259,7 @@ def _on(schedule: Schedule, count: int, each: int) -> Planning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Planned:
+class Planned(lazy.Card):
     """An answer with why the runner-up loses, and what becomes of the choice where something is worse."""
 
     answer: Answer
@@ -305,9 +298,6 @@ class Planned:
     def to_dataframe(self) -> Any:
         """The ranking as a table of pandas."""
         return lazy.dataframe(self.answer)
-
-    def _repr_html_(self) -> str:
-        return lazy.card(self)
 
 
 def plan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -39,16 +39,9 @@ def to_dict(answer: Answer, why: Prediction | None = None, robustness: Robustnes
     choice = answer.choice
     return {
         'format': FORMAT,
-        'plans': answer.plans,
-        'open': answer.open,
-        'never_bounded': answer.never_bounded,
-        'complete': answer.complete,
-        'least': answer.least,
-        'gap': answer.gap,
+        **{key: getattr(answer, key) for key in ('plans', 'open', 'never_bounded', 'complete', 'least', 'gap')},
         'refuted': max(0.0, answer.refuted),
-        'margin': answer.margin,
-        'noise': answer.noise,
-        'nodes': answer.nodes,
+        **{key: getattr(answer, key) for key in ('margin', 'noise', 'nodes')},
         'keys': {key: list(values) for key, values in answer.keys.items()},
         'own': _plain_own(answer.own),
         'choice': None if choice is None else _plain(choice),
@@ -56,7 +49,7 @@ def to_dict(answer: Answer, why: Prediction | None = None, robustness: Robustnes
         'front': [answer.ranking.index(one) for one in answer.front],
         'alike': len(answer.alike),
         'infeasible': answer.infeasible,
-        'pruned': [{'rule': one.rule, 'plans': one.plans, 'example': one.example} for one in answer.pruned],
+        'pruned': [asdict(one) for one in answer.pruned],
         'why': _plain_why(why),
         'robust': _plain_robust(robustness),
     }
@@ -96,10 +89,7 @@ def _plain(one: Ranked) -> dict[str, Any]:
     return {
         'settings': dict(one.settings),
         'data': one.schedule.plan.data,
-        'step': one.step,
-        'peak': one.peak,
-        'bound': one.bound,
-        'parts': one.parts,
+        **{key: getattr(one, key) for key in ('step', 'peak', 'bound', 'parts')},
     }
 
 
@@ -432,8 +422,7 @@ def _plain_sizes(found: BySize) -> Iterator[dict[str, Any]]:
         choice = one.choice
         yield {
             'devices': one.devices,
-            'step': choice.step if choice else None,
-            'peak': choice.peak if choice else None,
+            **{key: getattr(choice, key) if choice else None for key in ('step', 'peak')},
             'settings': dict(choice.settings) if choice else None,
             'gap': one.answer.gap,
             'complete': one.answer.complete,

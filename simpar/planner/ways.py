@@ -55,15 +55,10 @@ class Shares:
 
     def at_most(self, other: Shares) -> Shares:
         """What holds no more than either of them."""
-        return Shares(
-            max(self.parameter, other.parameter),
-            max(self.state, other.state),
-            max(self.gradient, other.gradient),
-            max(self.experts, other.experts),
-            max(self.gathered, other.gathered),
-            self.contiguous and other.contiguous,
-            self.late and other.late,
-        )
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in Shares.__slots__}
+        # What is there, or held at once, is so only where both have it so.
+        return Shares(**{name: min(pair) if isinstance(pair[0], bool) else max(pair)
+                         for name, pair in pairs.items()})  # fmt: skip
 
     def always(self, dense: Standing, experts: Standing) -> float:
         """Bytes of gradients that lie in a buffer, between steps, too."""

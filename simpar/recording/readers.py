@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from importlib.resources import files
 from itertools import pairwise, permutations
 from math import prod
 from pathlib import Path
@@ -20,7 +19,7 @@ from simpar import hardware, profiles
 from simpar.cost.formula import share, steps
 from simpar.cost.tables import is_grid
 from simpar.errors import Problem, refuse
-from simpar.files import read_regular, write_atomically
+from simpar.files import read_csv, read_regular, write_atomically
 from simpar.program import Program, Role
 from simpar.recording import join
 from simpar.trace import RankTimes, Times, Trace
@@ -394,8 +393,7 @@ class _Family(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _families() -> Mapping[str, _Family]:
-    text = files(__package__).joinpath('ascend_ops.csv').read_text(encoding='utf-8')
-    rows = csv.DictReader(text.splitlines())
+    rows = read_csv(Path(__file__).with_name('ascend_ops.csv'))
     return {row['type']: _Family(frozenset(row['operators'].split()), row['phases']) for row in rows}
 
 

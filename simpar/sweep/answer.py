@@ -155,7 +155,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class SweepAnswer:
+class SweepAnswer(lazy.Table):
     """All rows in the order given.
 
     Arguments:
@@ -175,13 +175,6 @@ class SweepAnswer:
     def __repr__(self) -> str:
         best = None if self.best is None else dict(self.results[self.best].settings)
         return f'SweepAnswer(rows={len(self.results)}, keys={list(self.keys)}, best={best})'
-
-    def _repr_html_(self) -> str:
-        return lazy.card(self)
-
-    def to_dataframe(self) -> Any:
-        """A table of pandas, a row of the sweep each."""
-        return lazy.dataframe(self)
 
     @property
     def best(self) -> int | None:

@@ -1,11 +1,9 @@
 """Kineto recordings (torch.profiler on CUDA, ROCm, MTIA and hosts) as tables of kernels and of the host's ops."""
 
-import csv
 import json
 import re
 from collections.abc import Iterator, Sequence, Set
 from functools import lru_cache
-from importlib.resources import files
 from math import prod
 from pathlib import Path
 from sys import intern
@@ -15,6 +13,7 @@ import msgspec
 import numpy as np
 
 from simpar.errors import Problem, ScheduleError, refusal
+from simpar.files import read_csv
 from simpar.traces.stream import Plain, Stream
 from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, HOST, NO_STEP, Ints, Kernels, RankTrace, table_of
 
@@ -36,7 +35,7 @@ def kind_of(name: str) -> KernelKind:
 
 @lru_cache(maxsize=1)
 def _patterns() -> tuple[tuple[KernelKind, re.Pattern[str]], ...]:
-    rows = list(csv.DictReader(files(__package__).joinpath('kernels.csv').read_text(encoding='utf-8').splitlines()))
+    rows = read_csv(Path(__file__).with_name('kernels.csv'))
     kinds: tuple[KernelKind, ...] = ('compute', 'communication', 'memory')
     return tuple(
         (kind, re.compile('|'.join(f'(?:{row["pattern"]})' for row in rows if row['kind'] == kind), re.IGNORECASE))
