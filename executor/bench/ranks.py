@@ -324,6 +324,9 @@ class Journal:
     Raises ``ScheduleError`` where the folder holds another bench, or cannot be written.
     """
 
+    world: int
+    net: Net
+
     def __init__(self, folder: Path, of: Mapping[str, str]) -> None:
         self.folder = folder
         self._timer: Timer | None = None
@@ -346,28 +349,14 @@ class Journal:
     def over(self, timer: Timer) -> Journal:
         """Have these ranks run what is not there yet."""
         self._timer, self._next = timer, 0
+        self.world, self.net = timer.world, timer.net
         return self
-
-    @property
-    def world(self) -> int:
-        """How many ranks."""
-        return self._ranks.world
-
-    @property
-    def net(self) -> Net:
-        """What joins them."""
-        return self._ranks.net
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the times must know."""
         again = (f'the first {self.kept} runs are of an earlier start, which broke off',) if self.kept else ()
-        return (*self._ranks.notes, *again)
-
-    @property
-    def _ranks(self) -> Timer:
-        assert self._timer is not None
-        return self._timer
+        return (*self._timer.notes, *again) if self._timer else again
 
     def timed(self, program: Program, steps: int, costs: Costs | None = None, issue: str = 'eager') -> Timed:
         """The run, from the journal where it is there; else made now, and kept."""
@@ -380,7 +369,8 @@ class Journal:
                 return found
             # Times before it decided otherwise this time, or the file is not whole: from here on all is measured anew.
             self.kept = self._next
-        run = self._ranks.timed(program, steps, costs, issue)
+        assert self._timer is not None
+        run = self._timer.timed(program, steps, costs, issue)
         write_atomically(path, _written(run, what))
         self._next += 1
         return run

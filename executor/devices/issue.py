@@ -279,10 +279,6 @@ class Issuer:
         self.arrive_KS: Times = np.zeros((start.steps, len(role)))
         self.end_KS: Times = np.zeros((start.steps, len(role)))
 
-    def take_thread(self) -> None:
-        """Have the calling thread issue to this device."""
-        self._module.set_device(self.device.name)
-
     def progress(self, stream: int, slots: list[int]) -> tuple[int, int]:
         """The step in which a stream is, and how many of its slots there are over; asks, and does not wait."""
         for step, marks in list(self._marks.items()):
@@ -312,12 +308,10 @@ class Issuer:
     def issue(self, step: int) -> None:
         """Issue a step; the device need not have begun the one before."""
         self._feed(step)
-        marks = self._marks[step] = Marks.of(len(self.slots), self._timed_event)
+        event = self._module.Event
+        marks = self._marks[step] = Marks.of(len(self.slots), lambda: event(enable_timing=True))
         self._issue(step, marks, replace(self.computation.where, step=self.start.first + step))
         self._before = marks.end
-
-    def _timed_event(self) -> Any:
-        return self._module.Event(enable_timing=True)
 
     def _issue(self, step: int, marks: Marks, where: Context) -> None:
         """Issue every op to its stream, behind what it needs."""
@@ -439,7 +433,8 @@ class DeviceRun:
 
     def _run(self) -> None:
         try:
-            self._issuer.take_thread()
+            # The thread issues to this device.
+            self._issuer.device.module.set_device(self._issuer.device.name)
             for step in range(self._steps):
                 self._issuer.keep_near(step)
                 self._step = step

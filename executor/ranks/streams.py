@@ -201,7 +201,8 @@ class Streams:
         stream.thread = threading.get_native_id()
         torch.set_num_threads(torch.get_num_threads())  # OpenMP counts per thread, and starts every thread at all cores
         try:
-            if self.favour and self._computes(stream):
+            # Computation that came before all else would starve the threads of gloo, which share its core.
+            if self.favour and any(slot.op.kind == 'compute' for slot in stream.slots):
                 host.yield_to_communication()
             last = begin
             for step in range(self.steps):
@@ -214,10 +215,6 @@ class Streams:
             pass
         except Exception as error:
             self._fail(failure_of(self.rank, step, at, error))
-
-    def _computes(self, stream: _Stream) -> bool:
-        # Computation that came before all else would starve the threads of gloo, which share its core.
-        return any(slot.op.kind == 'compute' for slot in stream.slots)
 
     def _one(self, stream: _Stream, step: int, slot: walk.Slot, last: float) -> float:
         """Wait for an op's needs, run it, and say that it has finished."""

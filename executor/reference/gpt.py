@@ -400,18 +400,15 @@ def _together(
     qkv_BSGCD = qkv.unflatten(-1, (groups, queries + 2, -1))
     q = qkv_BSGCD[..., :queries, :].flatten(2, 3).transpose(1, 2)
     k, v = (qkv_BSGCD[..., queries + part, :].transpose(1, 2) for part in (0, 1))
-    if model.qk_norm == 'whole':
-        q, k = (
-            functional.rms_norm(all_of := x.transpose(1, 2).flatten(2), all_of.shape[-1:], gain, model.norm_epsilon)
-            .unflatten(-1, (x.shape[1], -1))
-            .transpose(1, 2)
-            for x, gain in zip((q, k), gains, strict=True)
-        )
-    elif model.qk_norm:
-        q, k = (
-            functional.rms_norm(x, x.shape[-1:], gain, model.norm_epsilon)
-            for x, gain in zip((q, k), gains, strict=True)
-        )
+    if model.qk_norm:
+
+        def normed(x: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
+            """Of each head, or of all heads together."""
+            every = x.transpose(1, 2).flatten(2) if model.qk_norm == 'whole' else x
+            y = functional.rms_norm(every, every.shape[-1:], gain, model.norm_epsilon)
+            return y.unflatten(-1, (x.shape[1], -1)).transpose(1, 2) if y.ndim < x.ndim else y
+
+        q, k = map(normed, (q, k), gains)
     if model.position == 'rotary':
         windows = model.window if isinstance(model.window, tuple) else (model.window,)
         if model.window_theta and windows[layer % len(windows)]:

@@ -57,9 +57,13 @@ DIFFERENCES: Final = {'mse': functional.mse_loss, 'mae': functional.l1_loss}
 """Losses whose target is a tensor like the result."""
 
 
-def network_parameters(model: operators.Network, batch: int) -> Iterator[Declared]:
-    """Name, shape and draw of every parameter."""
-    shapes, weight = operators.network_shapes(model, batch), f'normal:{model.init_std}'
+def _network(workload: Workload) -> operators.Network:
+    return cast('operators.Network', workload.model)
+
+
+def _parameters(workload: Workload) -> Iterator[Declared]:
+    model = _network(workload)
+    shapes, weight = operators.network_shapes(model, workload.batch), f'normal:{model.init_std}'
     for name, layer in zip(operators.layer_names(model), model.layers, strict=True):
         if isinstance(layer, operators.Dense | operators.Conv2d):
             window = (layer.kernel,) * 2 if isinstance(layer, operators.Conv2d) else ()
@@ -74,50 +78,29 @@ def network_parameters(model: operators.Network, batch: int) -> Iterator[Declare
             yield f'{name}.weight', (layer.vocab, layer.width), weight
 
 
-def network_inputs(model: operators.Network, batch: int, *, classes: bool, mnist: bool) -> tuple[Input, Input]:
-    """The input and the target.
-
-    Arguments:
-        classes: the target is a class for each row of the last result, not a tensor like it.
-        mnist: both are drawn from its samples.
-    """
-    *_, result = operators.network_shapes(model, batch).values()
-    first, digits = model.layers[0], 'mnist' if mnist else ''
+def _inputs(workload: Workload) -> tuple[Input, Input]:
+    """The input and the target: a class for each row of the last result, or a tensor like it."""
+    model = _network(workload)
+    *_, result = operators.network_shapes(model, workload.batch).values()
+    first, digits = model.layers[0], 'mnist' if workload.data == 'mnist' else ''
     tokens = isinstance(first, operators.Embedding)
     drawn = f'tokens:{first.vocab}' if isinstance(first, operators.Embedding) else digits or 'normal:1'
-    x = (operators.INPUT, drawn, (batch, *model.sample), tokens)
-    if classes:
+    x = (operators.INPUT, drawn, (workload.batch, *model.sample), tokens)
+    if workload.loss not in DIFFERENCES:
         return x, ('labels', digits or f'classes:{result[-1]}', result[:-1], True)
     return x, ('target', 'normal:1', result, False)
 
 
-def network_result(model: operators.Network, parameters: Parameters, x: torch.Tensor) -> torch.Tensor:
-    """What the last layer gives."""
+def _loss(workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, *_: Any) -> torch.Tensor:
+    model = _network(workload)
     values = {operators.INPUT: x}
     for name, layer, reads in zip(operators.layer_names(model), model.layers, operators.reads_of(model), strict=True):
         # Layers see their parameters by short names, as torch modules do.
         own = {key.removeprefix(f'{name}.'): of for key, of in parameters.items() if key.startswith(f'{name}.')}
-        x = values[name] = _result(layer, own, *(values[read] for read in reads))
-    return x
-
-
-def _result(layer: operators.Operator, own: Parameters, *reads: torch.Tensor) -> torch.Tensor:
-    """A layer of its own parameters and of what it reads."""
-    # An operator may have another name, and be a class of its own for it: then what it is made from tells.
-    result = next(_RESULTS[kind] for kind in type(layer).__mro__ if kind in _RESULTS)
-    return result(layer, own, *reads)
-
-
-def _convolved(layer: operators.Conv2d, own: Parameters, x: torch.Tensor) -> torch.Tensor:
-    return functional.conv2d(x, own['weight'], own.get('bias'), layer.stride, layer.padding)
-
-
-def _matmul(layer: operators.MatMul, _: Parameters, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.matmul(a.mT if layer.transpose_a else a, b.mT if layer.transpose_b else b)
-
-
-def _reduced(layer: operators.Reduce, _: Parameters, x: torch.Tensor) -> torch.Tensor:
-    return (torch.mean if layer.mean else torch.sum)(x, layer.dims, layer.keep)
+        # An operator may have another name, and be a class of its own for it: then what it is made from tells.
+        result = next(_RESULTS[kind] for kind in type(layer).__mro__ if kind in _RESULTS)
+        x = values[name] = result(layer, own, *(values[read] for read in reads))
+    return DIFFERENCES.get(workload.loss, functional.cross_entropy)(x, target)
 
 
 _RESULTS: Final[dict[type, Callable[..., torch.Tensor]]] = {
@@ -127,9 +110,13 @@ _RESULTS: Final[dict[type, Callable[..., torch.Tensor]]] = {
     ),
     operators.RmsNorm: lambda layer, own, x: functional.rms_norm(x, x.shape[-1:], own['gain'], layer.epsilon),
     operators.Embedding: lambda _, own, x: functional.embedding(x, own['weight']),
-    operators.Conv2d: _convolved,
-    operators.MatMul: _matmul,
-    operators.Reduce: _reduced,
+    operators.Conv2d: lambda layer, own, x: functional.conv2d(
+        x, own['weight'], own.get('bias'), layer.stride, layer.padding
+    ),
+    operators.MatMul: lambda layer, _, a, b: torch.matmul(
+        a.mT if layer.transpose_a else a, b.mT if layer.transpose_b else b
+    ),
+    operators.Reduce: lambda layer, _, x: (torch.mean if layer.mean else torch.sum)(x, layer.dims, layer.keep),
     operators.Reshape: lambda layer, _, x: x.reshape(layer.shape),
     operators.Transpose: lambda layer, _, x: x.permute(layer.permutation),
     operators.Flatten: lambda _, __, x: x.flatten(1),
@@ -145,20 +132,6 @@ _RESULTS: Final[dict[type, Callable[..., torch.Tensor]]] = {
 """By kind, a layer's result of its own parameters and what it reads."""
 
 
-def _inputs(workload: Workload) -> tuple[Input, Input]:
-    classes, mnist = workload.loss not in DIFFERENCES, workload.data == 'mnist'
-    return network_inputs(cast('operators.Network', workload.model), workload.batch, classes=classes, mnist=mnist)
-
-
-def _parameters(workload: Workload) -> Iterator[Declared]:
-    return network_parameters(cast('operators.Network', workload.model), workload.batch)
-
-
-def _loss(workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, *_: Any) -> torch.Tensor:
-    y = network_result(cast('operators.Network', workload.model), parameters, x)
-    return DIFFERENCES.get(workload.loss, functional.cross_entropy)(y, target)
-
-
 REFERENCE_OF_NETWORK: Final = OfModel(inputs=_inputs, parameters=_parameters, loss=_loss)
 
 
@@ -166,7 +139,6 @@ REFERENCE_OF_NETWORK: Final = OfModel(inputs=_inputs, parameters=_parameters, lo
 #
 # The module itself is the better reference; `make prove-modules` compares with it.
 
-LOSSES: Final[dict[str, Callable[..., torch.Tensor]]] = {'mse': functional.mse_loss, 'mae': functional.l1_loss}
 Values = dict[str, torch.Tensor]
 
 
@@ -179,7 +151,7 @@ def _module_inputs(workload: Workload) -> tuple[Input, ...]:
     graph = model.graph(workload.batch)
     result = graph.shapes[graph.nodes[-1].name]
     own = tuple((one.name, one.drawn, one.shape, one.integer) for one in graph.sources if one.name != stream.KEYS)
-    if workload.loss in LOSSES:
+    if workload.loss in DIFFERENCES:
         return (*own, ('target', 'normal:1', result, False))
     return (*own, ('labels', f'classes:{result[-1]}', result[:-1], True))
 
@@ -203,8 +175,8 @@ def _module_loss(workload: Workload, parameters: Parameters, *given_all: Any) ->
     for node in model.nodes:
         reads = [values[name] for name in node.reads]
         y = values[node.name] = _of_operator(node.operator, parameters, reads)
-    if workload.loss in LOSSES:
-        return LOSSES[workload.loss](y, target)
+    if workload.loss in DIFFERENCES:
+        return DIFFERENCES[workload.loss](y, target)
     return functional.cross_entropy(y.flatten(0, -2), target.flatten())
 
 

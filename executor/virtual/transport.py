@@ -5,7 +5,7 @@ one after the other, in the order in which its host issued them: so ranks that i
 orders wait for each other for ever, and are found.
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,17 +48,23 @@ class Seat:
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A send or its receive: the task that has it, and its memory; ``done``: the other end has it."""
+    """A message: memory, stream and task of its source, 0, and of its target, 1, once each has come so far."""
 
-    cells: torch.Tensor
-    queue: Queue
-    task: Task | None = None
+    cells: dict[int, torch.Tensor] = field(default_factory=dict)
+    queues: dict[int, Queue] = field(default_factory=dict)
+    tasks: dict[int, Task] = field(default_factory=dict)
     done: bool = False
 
-    @property
-    def there(self) -> bool:
-        """Whether its stream has come to it."""
-        return bool(self.queue.tasks) and self.queue.tasks[0] is self.task
+    def pass_on(self, name: str) -> None:
+        """Copy it as soon as the streams of both its ends have come to it."""
+        heads = (queue.tasks[0] is self.tasks.get(end) for end, queue in self.queues.items() if queue.tasks)
+        if self.done or sum(heads) < 2:
+            return
+        sent, wanted = (f'{self.cells[end].numel()} elements of {self.cells[end].dtype}' for end in (0, 1))
+        if sent != wanted:
+            raise ProgramError(f'a message of {sent} meets a receive of {wanted} on {name}')
+        self.cells[1].copy_(self.cells[0])
+        self.done = True
 
 
 @dataclass(slots=True, eq=False)
@@ -73,8 +79,17 @@ class Communicator:
     there: frozenset[int]
     meetings: dict[int, dict[int, Seat]] = field(default_factory=dict)
     issued: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    sent: dict[tuple[int, int], deque[Message]] = field(default_factory=lambda: defaultdict(deque))
-    wanted: dict[tuple[int, int], deque[Message]] = field(default_factory=lambda: defaultdict(deque))
+    posted: dict[tuple[int, int, int], int] = field(default_factory=lambda: defaultdict(int))
+    halves: dict[tuple[int, int, int], Message] = field(default_factory=dict)
+
+    def post(self, source: int, target: int, end: int) -> Message:
+        """The next message on this way as one of its ends has it."""
+        number = self.posted[source, target, end]
+        self.posted[source, target, end] += 1
+        message = self.halves.pop((source, target, number), None)
+        if message is None:
+            message = self.halves[source, target, number] = Message()
+        return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +145,20 @@ class VirtualTransport:
 
         def put(queue: Queue) -> None:
             queue.touch_all(touched, what)
-            ends = [(shared.sent[mine, peer], shared.wanted[mine, peer], cells) for cells, peer in out]
-            ends += [(shared.wanted[peer, mine], shared.sent[peer, mine], cells) for cells, peer in into]
-            messages = [_posted(*end, queue) for end in ends]
+            ends = [(0, shared.post(mine, peer, 0), cells) for cells, peer in out]
+            ends += [(1, shared.post(peer, mine, 1), cells) for cells, peer in into]
+            for end, message, cells in ends:
+                message.cells[end], message.queues[end] = cells, queue
 
             def ready() -> bool:
-                for index, (message, peer_of) in enumerate(messages):
-                    other = None if message.done else peer_of()
+                for _, message, _ in ends:
                     # Each pair of a batch goes on its way when both its ends are there.
-                    if other is not None and other.there:
-                        source, target = (message, other) if index < len(out) else (other, message)
-                        _copy(source, target, shared.name)
-                return all(message.done for message, _ in messages)
+                    message.pass_on(shared.name)
+                return all(message.done for _, message, _ in ends)
 
             task = queue.put(what, lambda: None, ready)
-            for message, _ in messages:
-                message.task = task
+            for end, message, _ in ends:
+                message.tasks[end] = task
 
         state.current_queue(self.device).whenever(put)
 
@@ -200,32 +213,6 @@ def _carry(shared: Communicator, seats: Mapping[int, Seat], work: Work | None) -
         for target, result in zip(seat.gets, results[position], strict=True):
             target.copy_(result)
         state.lanes[seat.queue.device].popleft()
-
-
-def _posted(
-    mine: deque[Message], theirs: deque[Message], cells: torch.Tensor, queue: Queue
-) -> tuple[Message, Callable[[], Message | None]]:
-    """A message at the end of its way, and what finds its other end."""
-    message = Message(cells, queue)
-    mine.append(message)
-
-    def other() -> Message | None:
-        # Those that are through leave from the front, so equal places belong together.
-        while mine and theirs and mine[0].done and theirs[0].done:
-            mine.popleft()
-            theirs.popleft()
-        place = mine.index(message)
-        return theirs[place] if place < len(theirs) else None
-
-    return message, other
-
-
-def _copy(source: Message, target: Message, name: str) -> None:
-    sent, wanted = (f'{one.cells.numel()} elements of {one.cells.dtype}' for one in (source, target))
-    if sent != wanted:
-        raise ProgramError(f'a message of {sent} meets a receive of {wanted} on {name}')
-    target.cells.copy_(source.cells)
-    source.done = target.done = True
 
 
 def _cells(tensor: torch.Tensor) -> torch.Tensor:
