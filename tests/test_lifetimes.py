@@ -26,7 +26,6 @@ from simpar.program import (
     instance,
     is_batched,
     named_by,
-    touches_of,
 )
 
 GIVEN = ('parameter', 'state', 'input')
@@ -274,8 +273,8 @@ def thin(rows, wanted):
 
 def compare(slots, op_classes, kept):
     """The needs are those that a walk over two steps keeps."""
-    touches, count = touches_of(named_by(op_classes, TENSORS.values()), [*TENSORS.values()]), len(slots)
-    found, carry = derive(slots, touches, STREAMS)
+    named, count = named_by(op_classes, TENSORS.values()), len(slots)
+    found, carry = derive(slots, named, np.array([one.kind in PER_RANK for one in TENSORS.values()]), STREAMS)
     assert found.rows() == [tuple(mine) for mine in kept[:count]]
     assert carry.rows() == [tuple(sorted(need for need in mine if need < count)) for mine in kept[count:]]
 

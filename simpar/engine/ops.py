@@ -204,9 +204,15 @@ def nodes_of(ops: Ops) -> Ints | None:
 
 
 class Rows(NamedTuple):
-    """What nodes cost, each way of it once; shape [rows], of ``beside`` [kinds, rows]; as of ``NodeCosts``.
+    """What nodes cost, each way of it once; shape [rows], of ``beside`` [kinds, rows].
 
-    Arguments: ``taking``, of a communication its kind, by what it takes of its devices; 0 of all else.
+    Arguments:
+        seconds: isolated; of a communication, of its transfer.
+        alpha: latency; 0 of a compute op.
+        beside: of a compute op, its speeds while a communication of each kind runs on its device; of a communication
+            the first is its highest while one of its devices computes.
+        kind: of a communication with links, the row of ``loads``; -1 of all else.
+        taking: of a communication its kind, by what it takes of its devices; 0 of all else.
     """
 
     seconds: trace.Times
@@ -234,37 +240,6 @@ class NodeCosts:
     issued: trace.Times
     launches: bool
     waiting_slows: tuple[bool, ...]
-
-    @cached_property
-    def seconds(self) -> trace.Times:
-        """Isolated seconds of each node; of a communication, of its transfer."""
-        return self.rows.seconds.take(self.row)
-
-    @cached_property
-    def alpha(self) -> trace.Times:
-        """Latency of each node; 0 of a compute op."""
-        return self.rows.alpha.take(self.row)
-
-    @cached_property
-    def beside(self) -> trace.Times:
-        """Speeds beside what slows them; shape [kinds, N].
-
-        Of a compute op those are while a communication of each kind runs on its device; of a communication the first is
-        its highest while one of its devices computes.
-        """
-        return self.rows.beside.take(self.row, axis=1)
-
-    @cached_property
-    def kind(self) -> Ints:
-        """Of a communication with links, the row of ``loads``; -1 of all else."""
-        return self.rows.kind.take(self.row)
-
-    @property
-    def links(self) -> list[Load]:
-        """The load of each node."""
-        # Index −1, of what has none, reads the entry behind all others.
-        loads = [*self.loads, ()]
-        return [loads[kind] for kind in self.kind.tolist()]
 
 
 def node_costs(ops: Ops, program: Program, costs: Costs, representatives: Representatives, steps: int) -> NodeCosts:

@@ -239,11 +239,12 @@ class _Simulation:
         self._computes, self._leads = ops.computes.tolist(), ops.leads.tolist()
         self._channel, self._turn, self._turns = (each.tolist() for each in ops.meetings[:3])
         self._expected = ops.meetings.expected.tolist()
-        self._seconds, self._alpha, self._beside, self._taking = (
-            each.tolist()
-            for each in (costs.seconds, costs.alpha, costs.beside.T, self._costs.taking.take(ops.op_class))
-        )
-        self._load = costs.links
+        rows, row = costs.rows, costs.row
+        each = (rows.seconds[row], rows.alpha[row], rows.beside.T[row], self._costs.taking[ops.op_class])
+        self._seconds, self._alpha, self._beside, self._taking = (column.tolist() for column in each)
+        # Index −1, of what has no links, reads the entry behind all others.
+        loads = [*costs.loads, ()]
+        self._load = [loads[kind] for kind in rows.kind[row].tolist()]
         self._issued_at = costs.issued.ravel().tolist()
 
     def run(self) -> trace.Trace:

@@ -135,12 +135,6 @@ class Mesh:
         """The pipeline rank that a stage is on."""
         return self.placement[stage]
 
-    def summing(self, *, over_tensor: bool) -> str:
-        """The partition that a parameter's gradient is summed over, or nothing where no one else has a part of it."""
-        if over_tensor and self.tensor > 1:
-            return STAGE if self.replicas > 1 else TENSOR
-        return self.summed if self.replicas > 1 else ''
-
 
 def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,)) -> Mesh:
     """The mesh of ``plan`` on ``world`` ranks.

@@ -12,7 +12,7 @@ from simpar.lower import issue, roles
 from simpar.lower.graph import chunks, loss, record
 from simpar.lower.graph.stages import Exchange, exchange, folded, has_two_homes, order_of_a_half
 from simpar.lower.passes import messages, recompute
-from simpar.lower.passes.fp8 import cast_weights, in_fp8
+from simpar.lower.passes.fp8 import in_fp8
 from simpar.lower.passes.offload import STATES, offload_of, with_states_on_host
 from simpar.lower.passes.optimizer_parallel import Shards, conflicts, fusion_ids, shard
 from simpar.lower.passes.update import Updates, matrices, update_shards, updated, updates
@@ -35,19 +35,11 @@ from simpar.workload import Muon, Workload
 _FORWARD = frozenset({'F', 'SEND_F', 'RECV_F'})
 
 
-def without_backward(tape: Tape) -> None:
-    """Take all but the forward off a tape."""
-    tape.ops[:] = [op for op in tape.ops if op.phase == 'F']
-
-
 def forward_order(order: Order) -> Order:
     """The same order without backwards, and without what travels for them."""
-    rows = tuple(tuple(_forward(row)) for row in order.actions)
+    parts = ([part for action in row for part in action.parts if part.kind in _FORWARD] for row in order.actions)
+    rows = tuple(map(tuple, parts))
     return Order(rows, order.placement, order.micro_batches, order.sequence_chunks)
-
-
-def _forward(row: Iterable[Action]) -> Iterable[Action]:
-    return (part for action in row for part in action.parts if part.kind in _FORWARD)
 
 
 def used(ops: Iterable[OpClass]) -> Collection[str]:
@@ -181,7 +173,7 @@ def sharded(
         )
     if workload.phase == 'forward':
         # Behind what counts the stages that a parameter is trained in: shards are those of training.
-        without_backward(tape)
+        tape.ops[:] = [op for op in tape.ops if op.phase == 'F']
     exchanged = exchange(tape, shards)
     own = update_shards(tape, shards)
     return Sharded(tape, found.graph, parameters, shards, exchanged, updates(tape, workload, own))
@@ -212,7 +204,8 @@ def _program(workload: Workload, plan: plans.Plan, world: int, order: Order, ses
         found = gathers.on_use(roles.issued(stages, row, mesh.copies, late=receives_late(plan)))
         if not forward:
             found = _updated(found, place, plan, tape, of, gathers, reductions)
-        finished.append(messages.once_a_step(tape, cast_weights(tape, found, place), place))
+        cast = messages.once_a_step(tape, found, place, tape.casts, first=False)
+        finished.append(messages.once_a_step(tape, cast, place, tape.once, first=True))
     # Behind all that registers tensors and partitions.
     builder = ProgramBuilder(mesh.world, tape.partitions.values())
     touched = used(op for found in finished for op in found.ops()) if forward else None

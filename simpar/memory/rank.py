@@ -167,7 +167,8 @@ class RankMemory:
         # Looked up slot by slot, which are few beside lives.
         which, seconds = self._window.folded
         passed = which - (seconds <= time)
-        return self.lives.always | (passed.take(self._end) > passed.take(self._begin))
+        end = self.lives.end + 2 * len(self.role)
+        return self.lives.always | (passed.take(end) > passed.take(self._begin))
 
     def share_that_fits(self, size: float) -> float:
         """The largest share of the batch with which the step stays below ``size`` bytes; above 1 where more would fit.
@@ -240,11 +241,6 @@ class RankMemory:
     def _begin(self) -> Ints:
         """Where each life begins, as an index into what a window has folded."""
         return self.lives.begin + len(self.role) * self.lives.before
-
-    @property
-    def _end(self) -> Ints:
-        """The same of where it ends."""
-        return self.lives.end + 2 * len(self.role)
 
     def _stack(self, labels: Ints, names: tuple[str, ...]) -> Timeline:
         """Bytes over time, summed by label."""

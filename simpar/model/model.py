@@ -281,7 +281,6 @@ class FromModule(Model):
     ]
 
     key: ClassVar[str] = 'module'
-    empty_stages: ClassVar[bool] = False
 
     @property
     def exported(self) -> Exported:

@@ -31,5 +31,4 @@ from simpar.program.role import (
     instance,
     named_by,
     ranges,
-    touches_of,
 )

@@ -16,8 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import Infeasible, ProgramError
-from simpar.program.op import BYTES, OpClass, OpKind, Partition, Tensor, computes, is_batched, is_packed, receives
-from simpar.program.role import Csr, Role, Slots, Touches, derive, named_by, touches_of
+from simpar.program.op import (
+    BYTES,
+    OpClass,
+    OpKind,
+    Partition,
+    Tensor,
+    computes,
+    is_batched,
+    is_packed,
+    is_per_rank,
+    receives,
+)
+from simpar.program.role import Csr, Role, Slots, derive, named_by
 
 # Turns: what communicates meets by its order, the k-th op of a kind with the k-th of the kind that faces it.
 
@@ -124,12 +135,8 @@ def unlike(program: Program) -> str:
 
 def _called(program: Program, role: int, partition: str) -> dict[str, Ints]:
     """By stream the slots of a role's collectives on a partition, in their order."""
-    turns = program.turns[role]
-    return {
-        kind.stream: turns.slots.item[turns.slots.start[number] : turns.slots.start[number + 1]]
-        for number, kind in enumerate(turns.kinds)
-        if kind.kind == 'collective' and kind.partition == partition
-    }
+    of_kind = program.turns[role].of_kind.items()
+    return {kind.stream: np.array(slots) for kind, slots in of_kind if kind[:2] == ('collective', partition)}
 
 
 # Program, the keystone: what every rank does, in what order, on which stream, after what. It holds no seconds.
@@ -519,10 +526,8 @@ class ProgramBuilder:
             notes=notes,
             batched=batched,
         )
-        touches = touches_of(tables.named, tables.tensors)
-        return tables.with_roles([_role(name, streams, slots, touches) for name, streams, slots, _ in self._roles])
-
-
-def _role(name: str, streams: tuple[str, ...], slots: Slots, touches: Touches) -> Role:
-    need, carry = derive(slots, touches, len(streams))
-    return Role(name, streams, *slots.columns, need, carry)
+        per_rank, made = tables.tensor_column(is_per_rank, np.bool_), list[Role]()
+        for name, streams, slots, _ in self._roles:
+            need, carry = derive(slots, tables.named, per_rank, len(streams))
+            made.append(Role(name, streams, *slots.columns, need, carry))
+        return tables.with_roles(made)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.kernels import Array, kernel, part
-from simpar.program.op import PER_RANK, OpClass, Tensor, is_per_rank
+from simpar.program.op import PER_RANK, OpClass, Tensor
 
 # Roles: the slots of a rank, with their needs as compressed rows.
 
@@ -186,19 +186,6 @@ def instance(tensor: Tensor, micro_batch: int, copy: int) -> Instance:
     return (tensor.name, -1, -1) if tensor.kind in PER_RANK else (tensor.name, micro_batch, copy)
 
 
-@dataclass(frozen=True, eq=False)
-class Touches:
-    """What op classes do to tensors.
-
-    Arguments:
-        named: as of ``named_by``.
-        per_rank: by tensor: whether a rank has one of it, for all micro-batches and copies.
-    """
-
-    named: Csr
-    per_rank: Flags
-
-
 def named_by(op_classes: Iterable[OpClass], tensors: Sequence[Tensor]) -> Csr:
     """For each op class four lists: the numbers of the tensors that it reads, writes, accumulates to and frees."""
     number = {tensor.name: place for place, tensor in enumerate(tensors)}
@@ -207,32 +194,28 @@ def named_by(op_classes: Iterable[OpClass], tensors: Sequence[Tensor]) -> Csr:
     return Csr.counted(np.array(list(map(len, lists)), dtype=np.int64), item)
 
 
-def touches_of(named: Csr, tensors: Sequence[Tensor]) -> Touches:
-    """The touches of op classes. Arguments: ``named``, as of ``named_by`` with these tensors."""
-    return Touches(named, np.array([is_per_rank(tensor) for tensor in tensors], dtype=bool))
-
-
 _NONE: Final = -1
 
 
-def derive(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
+def derive(slots: Slots, named: Csr, per_rank: Flags, streams: int) -> tuple[Csr, Csr]:
     """Needs by slot, the latest first; and carry needs by slot, slots of the step before, the earliest first.
 
-    Arguments: ``touches`` of the op classes; ``streams``, how many streams there are.
+    Arguments: ``named``, as of ``named_by``; ``per_rank``, by tensor whether a rank has one of it, for all
+    micro-batches and copies; ``streams``, how many there are.
     """
     count = len(slots)
     # On one stream, order implies every need.
     if not count or streams == 1:
         return (Csr.counted(np.zeros(count, dtype=np.int64), EMPTY),) * 2
-    named, copies = touches.named, int(slots.copy.max()) + 1
+    copies = int(slots.copy.max()) + 1
     # A tensor has buffers only where a slot touches it.
     used = np.zeros(len(named) // 4, dtype=bool)
     used[slots.op_class] = True
-    buffers = np.zeros(len(touches.per_rank), dtype=np.int64)
+    buffers = np.zeros(len(per_rank), dtype=np.int64)
     buffers[named.item[np.repeat(used, named.start[4::4] - named.start[:-4:4])]] = (
         int(slots.micro_batch.max()) + 1
     ) * copies
-    buffers[touches.per_rank & (buffers > 0)] = 1
+    buffers[per_rank & (buffers > 0)] = 1
     base = buffers.cumsum() - buffers
     # A buffer has the last touch of each stream and the last change; behind all slots, streams have what they know.
     touched = np.full((int(buffers.sum()), streams + 1), _NONE, dtype=np.int32)
@@ -240,7 +223,7 @@ def derive(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
     starts, items = np.empty((2, count + 1), dtype=np.int32), np.empty((2, count * streams), dtype=np.int32)
     after = slots.after[np.argsort(slots.after[:, 0], kind='stable')]
     needs = find_needs(
-        *slots.columns, named.start, named.item, touches.per_rank, after.ravel(), copies, base, touched,
+        *slots.columns, named.start, named.item, per_rank, after.ravel(), copies, base, touched,
         np.empty(streams, dtype=np.int32), clock, starts[0], items[0], starts[1], items[1],
     )  # fmt: skip
     carried = starts.item(-1)
@@ -258,7 +241,7 @@ def find_needs(
     Arguments:
         op_class to stream: of slots; ``copies``, how many of a micro-batch.
         base: of each tensor the first of its buffers: one for each pair of a micro-batch and a copy, or one in all.
-        start, tensor: for each op class four lists, as of ``Touches.named``; ``per_rank``, as there.
+        start, tensor: for each op class four lists, as of ``named_by``; ``per_rank``, as of ``derive``.
         after: the pairs of ``Slots.after``, one behind the other, by their later slots.
         touched: shape [buffers, streams + 1], the last slot of each stream that has read it since it was changed, and
             at last the slot that changed it; -1 at first.

@@ -465,7 +465,7 @@ class Degrees:
     def _without_tensor(self, axes: Axes) -> Axes:
         """What neither tensor ranks nor samples take; a strategy may have given a sequence to both."""
         for taken in (self.tensor, self.data) if self.tensor else ():
-            axes = (_minus(axes, taken) or ()) if axes else axes
+            axes = (left_of(axes, taken) or ()) if axes else axes
         return axes
 
     def _scattered(self, layout: TensorLayout, shape: Sequence[int]) -> TensorLayout:
@@ -490,7 +490,7 @@ class Degrees:
 
     def _splits(self, layout: TensorLayout) -> bool:
         """Whether the tensor ranks hold different slices."""
-        return any(_minus(axes, self.tensor) != axes for axes in layout.dims if axes)
+        return any(left_of(axes, self.tensor) != axes for axes in layout.dims if axes)
 
     def _lead(self, operator: object, reads: Sequence[Value]) -> tuple[int, TensorLayout]:
         """Which of the values that an operator reads it lies as, and how."""
@@ -514,7 +514,7 @@ def _kept_slices(operator: torch_call.TorchCall, place: int, layout: TensorLayou
     return prod(split)
 
 
-def _minus(axes: Axes, others: Axes) -> Axes | None:
+def left_of(axes: Axes, others: Axes) -> Axes | None:
     """What the others leave of axes; None where a strategy has parted the ranks otherwise (2 × 3, not 3 × 2)."""
     try:
         return minus(axes, others)

@@ -6,9 +6,10 @@ from functools import partial
 
 from simpar import keys, plans, program
 from simpar.errors import Infeasible, Problem
-from simpar.layout import Axis, TensorLayout, merged, minus, size_of
+from simpar.layout import Axis, TensorLayout, merged, size_of
 from simpar.lower.graph.chunks import of_any_chunk
 from simpar.lower.graph.move import Mover
+from simpar.lower.graph.place import left_of
 from simpar.lower.issue import PIPELINE, expert_stride
 from simpar.lower.passes.optimizer_parallel import Shards
 from simpar.lower.tape import Tape, Value, local_elements
@@ -276,22 +277,13 @@ def _in_chunks(
 def _chunk(tape: Tape, value: Value) -> TensorLayout | None:
     """The layout of a tensor rank's chunk: along the first dim behind the batch that divides; None where none does."""
     layout = value.layout
-    if layout.partial or size_of(tape.axes.tensor) == 1 or not _holds_all(layout, tape.axes.tensor):
+    if layout.partial or size_of(tape.axes.tensor) == 1 or left_of(tape.axes.tensor, layout.replicated_axes) != ():
         return None
     for dim in range(1, len(value.shape)):
         axes = (*layout.dims[dim], *tape.axes.tensor)
         if value.shape[dim] % size_of(axes) == 0:
             return TensorLayout(layout.world, (*layout.dims[:dim], axes, *layout.dims[dim + 1 :]))
     return None
-
-
-def _holds_all(layout: TensorLayout, axes: Sequence[Axis]) -> bool:
-    """Whether ranks along axes hold the same."""
-    try:
-        return not minus(axes, layout.replicated_axes)
-    except Infeasible:
-        # A strategy has parted the ranks otherwise (2 × 3, not 3 × 2).
-        return False
 
 
 def _transfer(

@@ -16,7 +16,6 @@ from itertools import islice
 from typing import Final
 
 from simpar import errors, plans, program
-from simpar.lower.issue import Issue, Issued
 from simpar.lower.passes.optimizer_parallel import choice_of
 from simpar.lower.tape import Tape
 from simpar.workload import Workload
@@ -196,18 +195,3 @@ class _Rewriting:
         made = replace(tensor, name=f'{name}{form}', kind=kind, dtype=FP8, initial='', like=like)
         self.tape.tensors[made.name] = made
         self.tape.place(made.name, self.tape.layouts[name])
-
-
-def cast_weights(tape: Tape, order: Issued, place: int) -> Issued:
-    """The ops of a pipeline rank, with casts of weights before their first readers; behind the last they end."""
-    mine = [op for op in tape.casts if tape.mesh.pipeline_rank(op.stage) == place]
-    if not mine:
-        return order
-    readers = order.readers({name for op in mine for name in op.writes})
-    at: dict[int, list[Issue]] = {}
-    for op in mine:
-        end = replace(op, name=f'{op.reads[0]}.cast.reshard.F', operator='reshard', flops=0.0, bytes=0.0, reads=(),
-                      writes=(), frees=op.writes, attributes={})  # fmt: skip
-        at.setdefault(max(readers[name][1] for name in op.writes) + 1, []).insert(0, Issue(end))
-        at.setdefault(min(readers[name][0] for name in op.writes), []).append(Issue(op))
-    return order.inserted(at)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from simpar.layout import operators, replicated
-from simpar.lower.issue import TENSOR, Issue, Issued, Run, block_of
+from simpar.lower.issue import TENSOR, Issue, Issued, Run
 from simpar.lower.passes import optimizer_parallel
 from simpar.lower.passes.recompute import is_recomputed
 from simpar.lower.tape import Tape, Value, layer_of
@@ -51,18 +51,22 @@ def gathered_input(tape: Tape, name: str, shape: tuple[int, ...], drawn: str, dt
     return x
 
 
-def once_a_step(tape: Tape, order: Issued, place: int) -> Issued:
-    """The ops of a pipeline rank, behind those that it does once, whose results end with their last readers."""
-    mine = [op for op in tape.once if tape.mesh.pipeline_rank(op.stage) == place]
-    if not mine:
-        return order
-    readers = order.readers({name for op in mine for name in op.writes})
-    ends: dict[int, list[Issue]] = {}
+def once_a_step(tape: Tape, order: Issued, place: int, ops: Sequence[OpClass], *, first: bool) -> Issued:
+    """The ops of a pipeline rank with those that a step does once; results of these end with their last readers.
+
+    Arguments: ``ops`` of all ranks: ``first`` of all, else each before the first reader of what it makes.
+    """
+    mine = [op for op in ops if tape.mesh.pipeline_rank(op.stage) == place]
+    readers = order.readers({name for op in mine for name in op.writes}) if mine else {}
+    at: dict[int, list[Issue]] = {}
     for op in mine:
-        (full,) = op.writes
-        end = OpClass(f'{full}.reshard.F', 'compute', 'reshard', 'F', dtype=op.dtype, frees=op.writes, stage=op.stage)
-        ends.setdefault(readers[full][1] + 1, []).append(Issue(end))
-    return Issued((block_of(Issue(op) for op in mine), *order.inserted(ends).blocks))
+        begins, ends = zip(*(readers[name] for name in op.writes), strict=True)
+        name = f'{op.writes[0] if first else f"{op.reads[0]}.cast"}.reshard.F'
+        end = OpClass(name, 'compute', 'reshard', 'F', dtype=op.dtype, frees=op.writes, stage=op.stage)
+        # What ends goes before what begins, or both would be in memory.
+        at.setdefault(max(ends) + 1, []).insert(0, Issue(end))
+        at.setdefault(0 if first else min(begins), []).append(Issue(op))
+    return order.inserted(at) if at else order
 
 
 # Gathers of sharded weights: when each is issued, and when what it gathered is freed.

@@ -80,7 +80,8 @@ def _keys(
         # A chain of layers without blocks: each is wrapped.
         return [block[0] if block else ROOT for block in blocks] if any(blocks) else list(map(layer_of, parameters))
     if fusion == 'ddp':
-        return _ddp([size[name] for name in reversed(parameters)])[::-1]
+        # A bucket takes gradients as they are ready.
+        return _by_size([size[name] for name in reversed(parameters)], DDP, below=False)[::-1]
     if fusion == 'ids':
         # Id 0 is not fused: such a parameter is a bucket of its own.
         return [ids[layer_of(name)] or name for name in parameters]
@@ -88,30 +89,24 @@ def _keys(
         splits = sorted(fusion)
         # Counted from the last parameter, whose gradient the backward finishes first.
         return [bisect_right(splits, len(parameters) - 1 - place) for place in range(len(parameters))]
-    return _by_size([size[name] for name in parameters], AUTO if isinstance(fusion, str) else fusion)
+    limit = AUTO if isinstance(fusion, str) else fusion
+    # At the limit already a message is closed: recorded buckets stay below it.
+    return _by_size([size[name] for name in parameters], (limit, limit), below=True)
 
 
-def _by_size(sizes: Sequence[float], limit: float) -> list[int]:
-    """A bucket stays below the limit, unless its only tensor does not."""
+def _by_size(sizes: Sequence[float], limits: tuple[float, float], *, below: bool) -> list[int]:
+    """Buckets by the limits of the first and of the later ones.
+
+    Arguments: ``below``: a bucket stays below, unless its only tensor does not; else the one that reaches it closes it.
+    """
     keys: list[int] = []
     key, held = 0, 0.0
     for size in sizes:
-        # At the limit already a message is closed: recorded buckets stay below it.
-        if held and held + size >= limit:
+        if below and held and held + size >= limits[min(key, 1)]:
             key, held = key + 1, 0.0
-        held += size
-        keys.append(key)
-    return keys
-
-
-def _ddp(sizes: Sequence[float]) -> list[int]:
-    """A bucket takes gradients as they are ready, and is closed by the one that reaches its size."""
-    keys: list[int] = []
-    key, held = 0, 0.0
-    for size in sizes:
         keys.append(key)
         held += size
-        if held >= DDP[min(key, 1)]:
+        if not below and held >= limits[min(key, 1)]:
             key, held = key + 1, 0.0
     return keys
 

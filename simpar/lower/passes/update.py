@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import Final, NamedTuple, TypedDict
 
@@ -12,6 +13,8 @@ from simpar.lower.tape import Tape, local_elements, local_shape
 from simpar.model.operators import priced
 from simpar.program import BYTES, Attribute, OpClass, Partition, Split, Tensor
 from simpar.workload import Adam, AdamW, Momentum, Muon, Optimizer, Sgd, Workload
+
+_compute = partial(OpClass, kind='compute', phase='U')
 
 # What a rank's update reads and writes of every parameter: its shard, or all of it without optimizer parallelism.
 
@@ -128,11 +131,9 @@ def check(tape: Tape, workload: Workload, shards: Sequence[Shard]) -> Check:
     dtype = 'fp64' if tape.gradients == 'fp64' else 'fp32'
     for name in numbers:
         tape.tensors[name] = Tensor(name, 'activation', (1,), dtype)
-    look = OpClass(
+    look = _compute(
         name='',
-        kind='compute',
         operator='square_sum' if workload.clip_norm else 'finite_check',
-        phase='U',
         dtype=tape.gradients,
         writes=numbers,
         attributes={'loss_scale': workload.loss_scale} if workload.loss_scale != 1 else {},
@@ -312,11 +313,9 @@ def _momentum(tape: Tape, shard: Shard, change: Tensor, state: str, workload: Wo
     elements = local_elements(tape, change)
     # The gradient is read, the state read and written, the change written.
     moved = BYTES[shard.gradient.dtype] + 2 * BYTES['fp32'] + BYTES[change.dtype]
-    return OpClass(
+    return _compute(
         name=f'{shard.name}.momentum.U',
-        kind='compute',
         operator='muon_momentum',
-        phase='U',
         flops=float(elements * (2 + 2 * optimizer.nesterov + bool(numbers))),
         bytes=float(elements * moved),
         dtype=tape.dtype,
@@ -374,11 +373,9 @@ def _packed(tape: Tape, shard: Shard, change: Tensor, sides: Mapping[str, Sides]
     share = replace(change, name=f'c:{shard.name}.share', members=tuple(made.name for made in changes))
     tape.tensors[share.name] = share
     gather = _all_gather(shard.name, change, change.members, split, change.shape[0], shard.stage)
-    pack = OpClass(
+    pack = _compute(
         name=f'{shard.name}.change.piece.U',
-        kind='compute',
         operator='piece',
-        phase='U',
         dtype=change.dtype,
         reads=share.members,
         writes=(share.name,),
@@ -391,11 +388,9 @@ def _packed(tape: Tape, shard: Shard, change: Tensor, sides: Mapping[str, Sides]
 
 def _change(tape: Tape, made: Tensor, full: str, sides: Sides, stage: int) -> OpClass:
     """Newton–Schulz of the full matrix, of which a rank keeps what it has of the weight."""
-    return OpClass(
+    return _compute(
         name=f'{made.name}.U',
-        kind='compute',
         operator='muon_change',
-        phase='U',
         reads=(full,),
         writes=(made.name,),
         frees=(full,),
@@ -422,11 +417,9 @@ def _muon_update(
         'dtype': tape.dtype,
     }
     numbers = (OVERFLOW,) if workload.loss_scale != 1 else ()
-    return OpClass(
+    return _compute(
         name=f'{shard.name}.update.U',
-        kind='compute',
         operator='muon' if sides else 'muon_step',
-        phase='U',
         reads=(full, weight.name, *masters, *numbers),
         writes=(weight.name, *masters),
         frees=(full,),
@@ -590,11 +583,9 @@ def _update(tape: Tape, layer: str, shards: list[Shard], workload: Workload) -> 
     moved = BYTES[shards[0].gradient.dtype] + 2 * sum(BYTES[_state_dtype(tape, kind, optimizer)] for kind in kinds)
     # With full master weights the weight itself is only written.
     moved += BYTES[tape.dtype] * (1 if optimizer.master_weights is True else 2)
-    return OpClass(
+    return _compute(
         name=f'{layer}.update.U',
-        kind='compute',
         operator=rule.operator,
-        phase='U',
         # One more operation an element: the gradient is scaled by what the check found.
         flops=float(elements * (rule.flops + bool(numbers))),
         bytes=float(elements * moved),

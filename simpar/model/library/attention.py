@@ -121,7 +121,7 @@ def latent_parts(model: Transformer, heads: attention.Heads) -> Iterator[Part]:
     yield 'kv_norm', attention.LatentNorm(features=model.kv_lora_rank, epsilon=epsilon), ('.kv_down',)
     yield 'kv_up', _up(heads, model.qk_nope_head_dim + model.v_head_dim, model.kv_lora_rank), ('.kv_norm',)
     yield 'k_rope', attention.LastFeatures(features=rope), ('.kv_down',)
-    yield 'qkv', attention.LatentQkv(heads=heads, rotation=model.turned(rope)), ('.q_up', '.kv_up', '.k_rope')
+    yield 'qkv', attention.LatentQkv(heads=heads, rotation=rotation_of(model, rope)), ('.q_up', '.kv_up', '.k_rope')
 
 
 def _down(model: Transformer, outputs: int) -> linear.Product:

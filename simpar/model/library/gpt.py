@@ -428,23 +428,19 @@ class Transformer(Model):
     @property
     def rotation(self) -> Rotation | None:
         """How queries and keys are turned, if they are."""
-        return self.turned(int(self.head_width * self.rotary_share)) if self.position == 'rotary' else None
+        return rotation_of(self, int(self.head_width * self.rotary_share)) if self.position == 'rotary' else None
 
     def rotation_of(self, layer: int) -> Rotation | None:
         """The same of one layer: those with a window may have a base of their own."""
         rotation = self.rotation
-        if rotation is None or not self.window_theta or not self._sees_a_window(layer):
+        # Be its window wider than a sample.
+        if rotation is None or not self.window_theta or not self._window(layer):
             return rotation
         return replace(rotation, theta=self.window_theta, scaling=())
 
-    def _sees_a_window(self, layer: int) -> bool:
-        """Whether attention of a layer has a window, be it wider than a sample."""
+    def _window(self, layer: int) -> int:
         windows = self.window if isinstance(self.window, tuple) else (self.window,)
-        return bool(windows and windows[layer % len(windows)])
-
-    def turned(self, features: int) -> Rotation:
-        """A rotation of so many features."""
-        return rotation_of(self, features)
+        return windows[layer % len(windows)] if windows else 0
 
     @property
     def packed(self) -> tuple[int, ...]:
@@ -457,8 +453,7 @@ class Transformer(Model):
 
     def window_of(self, layer: int) -> int:
         """Tokens that attention of a layer sees; 0: all."""
-        windows = self.window if isinstance(self.window, tuple) else (self.window,)
-        found = windows[layer % len(windows)] if windows else 0
+        found = self._window(layer)
         return found if found < self.sequence else 0
 
     def heads_of(self, layer: int) -> Heads:

@@ -294,8 +294,18 @@ def slopes(local: Local, heads: int, rows: TensorLayout) -> Attributes:
     return {'alibi': heads, **({'partition': partition} if partition else {})}
 
 
+class OfScores(norm.SameShape):
+    """Of scores of attention [batch, heads, queries, keys]."""
+
+    def axes(self, name: str, *reads: Shape) -> Rule:
+        """Split along batch and heads."""
+        (x,) = reads
+        names = dim_names(x)
+        return Rule(name, (names,), names, (x,), x, names, dict.fromkeys(names[-2:], _SEQUENCE))
+
+
 @base.operator
-class Alibi(norm.SameShape, base.Sharded, base.Unary):
+class Alibi(OfScores, base.Sharded, base.Unary):
     """Adds the slope of each head × the place of the key to scores (Press et al. 2022); their gradient stays.
 
     Arguments: ``heads`` of all ranks.
@@ -305,12 +315,6 @@ class Alibi(norm.SameShape, base.Sharded, base.Unary):
     primitives = {'alibi': AttentionCore('Alibi')}
 
     heads: int
-
-    def axes(self, name: str, *reads: Shape) -> Rule:
-        """Split along batch and heads."""
-        (x,) = reads
-        names = dim_names(x)
-        return Rule(name, (names,), names, (x,), x, names, dict.fromkeys(names[-2:], _SEQUENCE))
 
     def ops(self, local: Local) -> Ops:
         """One operation an element."""
@@ -358,7 +362,7 @@ class AttentionValues(base.Operator):
 
 
 @base.operator
-class CausalSoftmax(norm.SameShape):
+class CausalSoftmax(OfScores):
     """Softmax over the last dim of the scores of attention, zero for tokens of the future.
 
     Arguments: ``window``, how many tokens one sees, itself and those before it; 0: all; ``documents`` as of ``Heads``.
@@ -369,12 +373,6 @@ class CausalSoftmax(norm.SameShape):
 
     window: int = 0
     documents: tuple[int, ...] = ()
-
-    def axes(self, name: str, *reads: Shape) -> Rule:
-        """Split along batch and heads."""
-        (x,) = reads
-        names = dim_names(x)
-        return Rule(name, (names,), names, (x,), x, names, dict.fromkeys(names[-2:], _SEQUENCE))
 
     def ops(self, local: Local) -> Ops:
         """About five operations an element forward, four backward."""
@@ -470,6 +468,12 @@ class Rotation:
         }
 
 
+def _turning(local: Local, heads: Heads, rotation: Rotation, layout: TensorLayout) -> Attributes:
+    """What a kernel must know that turns features; only where a sequence is split, where a rank's positions begin."""
+    told = {**heads.held(layout), **rotation.told, **told_of(heads.documents)}
+    return {**told, **placed(local, layout, 1)}
+
+
 @base.operator
 class Rotary(norm.SameShape, base.Sharded, base.Unary):
     """Turns queries and keys by their positions; values stay where they are.
@@ -491,13 +495,7 @@ class Rotary(norm.SameShape, base.Sharded, base.Unary):
         """Three operations for each feature of a query or key that is turned, forward and backward."""
         heads, rotation = self.heads, self.rotation
         layout = local.layout('x')
-        # Only where the sequence is split must a rank know where its positions begin.
-        told: Attributes = {
-            **heads.held(layout),
-            **rotation.told,
-            **told_of(heads.documents),
-            **placed(local, layout, 1),
-        }
+        told = _turning(local, heads, rotation, layout)
         turned = (heads.queries + 1) / (heads.queries + 2)
         # A device turns queries and keys in their place in memory; values are neither read nor written.
         moved = 2 * turned * local.size('x')
@@ -707,13 +705,7 @@ class LatentQkv(base.Operator):
         """Bytes of what is read and written; forward and backward three operations for each feature that is turned."""
         heads, layout = self.heads, local.layout('q')
         turned = self.rotation.features * local.elements('q') / heads.head_dim
-        # Its own partition of the sequence tells a rank where its positions begin.
-        told: Attributes = {
-            **heads.held(layout),
-            **self.rotation.told,
-            **told_of(heads.documents),
-            **placed(local, layout, 1),
-        }
+        told = _turning(local, heads, self.rotation, layout)
         # Of the gradient dy each op reads what its part became: queries; keys but for the shared part, and values; the
         # shared part of all heads' keys.
         size, rope = local.size('q') / heads.head_dim, self.rotation.features

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from simpar.layout import ONE, Rule, TensorLayout, size_of
 from simpar.model.keys import Aliases, SplitCounts
@@ -233,22 +233,13 @@ def grouped_axes(name: str, x: Shape, outputs: int, units: tuple[int, int] = (0,
                 result, order, {}, found)  # fmt: skip
 
 
-class _Slots:
-    """What knows the slots of experts.
-
-    Arguments: ``map_of``, name of the router's map.
-    """
-
-    if TYPE_CHECKING:
-        map_of: str
-
-    def told(self, local: Local, slots: str) -> Attributes:
-        """Slots of an expert on one rank, for each sample; ``slots``, role of the value that has them."""
-        return {'slots': local.slice_shape(slots)[2]}
+def _slots(local: Local, role: str) -> Attributes:
+    """Slots of an expert on one rank, for each sample, of the value that has them."""
+    return {'slots': local.slice_shape(role)[2]}
 
 
 @base.operator
-class Dispatch(_Slots, base.Operator):
+class Dispatch(base.Operator):
     """x [batch, sequence, hidden] → [batch, experts, slots, hidden]: each token in a slot of each expert it goes to.
 
     Arguments:
@@ -284,7 +275,7 @@ class Dispatch(_Slots, base.Operator):
 
     def ops(self, local: Local) -> Ops:
         """Copies of rows; the gradient adds them up."""
-        told, source = self.told(local, 'y'), f'={self.map_of}'
+        source, told = f'={self.map_of}', _slots(local, 'y')
         moved = local.size('x') + local.size('y')
         elements = local.elements('y')
         return Ops(
@@ -294,7 +285,7 @@ class Dispatch(_Slots, base.Operator):
 
 
 @base.operator
-class Combine(_Slots, base.Operator):
+class Combine(base.Operator):
     """The results of a token's experts [batch, experts, slots, hidden], weighted and added: [batch, sequence, hidden].
 
     Arguments as of ``dispatch``.
@@ -323,7 +314,7 @@ class Combine(_Slots, base.Operator):
 
     def ops(self, local: Local) -> Ops:
         """A product and a sum of each row that comes back; the backward reads these rows."""
-        told, source = self.told(local, 'z'), f'={self.map_of}'
+        source, told = f'={self.map_of}', _slots(local, 'z')
         moved, elements = local.size('z') + local.size('y'), local.elements('z')
         return Ops(
             F=Work('combine', ('weights', 'z', source), ('y',), flops=2 * elements, moved=moved, attributes=told),

@@ -90,6 +90,10 @@ class Norm(SameShape, Trained, Unary):
     if TYPE_CHECKING:  # a key of each norm
         epsilon: float
 
+    def parameters(self, result: Shape) -> tuple[Parameter, ...]:
+        """Gain."""
+        return (Parameter('gain', result[-1:], 'ones'),)
+
     def ops(self, local: Local) -> Ops:
         """A sum of squares and a scale forward; the backward reads x and what is kept of each row."""
         told: Attributes = {'epsilon': self.epsilon}
@@ -139,10 +143,6 @@ class GainNorm(Norm):
 
     epsilon: float = EPSILON
 
-    def parameters(self, result: Shape) -> tuple[Parameter, ...]:
-        """Gain."""
-        return (Parameter('gain', result[-1:], 'ones'),)
-
 
 @operator
 class RmsNorm(Norm):
@@ -158,10 +158,6 @@ class RmsNorm(Norm):
         Strategy, Field(max_length=2, description='slices of x and gain, e.g. [[4, 1], [1]]; empty: as x lies')
     ] = ()
     epsilon: Epsilon = EPSILON
-
-    def parameters(self, result: Shape) -> tuple[Parameter, ...]:
-        """Gain."""
-        return (Parameter('gain', result[-1:], 'ones'),)
 
 
 @operator
