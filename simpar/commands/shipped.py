@@ -9,6 +9,7 @@ import json
 import sys
 import textwrap
 import webbrowser
+from pathlib import Path
 from typing import Final
 
 from simpar import errors, files, schedule, shipped
@@ -86,32 +87,13 @@ def show_command(options: argparse.Namespace) -> int:
 
 def completion_command(options: argparse.Namespace) -> int:
     """Print the script; `eval "$(simpar completion bash)"` in a start-up file is enough."""
-    print({'bash': _bash, 'zsh': _zsh, 'fish': _fish}[options.shell]())
-    return 0
-
-
-def _bash() -> str:
     cases = '\n'.join(f'    {verb.name}) words="{" ".join(words_of(verb.name))}" ;;' for verb in VERBS)
-    return f"""_simpar() {{
-  local word="${{COMP_WORDS[COMP_CWORD]}}" words=""
-  if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W "{' '.join(verb.name for verb in VERBS)} --help --version" -- "$word"))
-    return
-  fi
-  case "${{COMP_WORDS[1]}}" in
-{cases}
-  esac
-  case "$word" in
-    -*) COMPREPLY=($(compgen -W "$words" -- "$word")) ;;
-    *) COMPREPLY=($(compgen -f -- "$word")) ;;
-  esac
-}}
-complete -o filenames -F _simpar simpar"""
-
-
-def _zsh() -> str:
+    text = Path(__file__).with_name('completion.bash').read_text(encoding='utf-8').rstrip()
+    bash = text.replace('<<verbs>>', ' '.join(verb.name for verb in VERBS)).replace('<<cases>>', cases)
     # zsh reads bash's completions, and asks the same function.
-    return f'autoload -U +X bashcompinit && bashcompinit\n{_bash()}'
+    zsh = f'autoload -U +X bashcompinit && bashcompinit\n{bash}'
+    print({'bash': bash, 'zsh': zsh, 'fish': _fish()}[options.shell])
+    return 0
 
 
 def _fish() -> str:

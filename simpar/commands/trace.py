@@ -11,7 +11,7 @@ from typing import Any, Final
 from simpar import errors, files
 from simpar.commands.answers import print_answer
 from simpar.traces import Culprit, Figures, Kernels, RankTrace, Waits, culprit_of, read_traces, step_figures, waits_of
-from simpar.traces.blame import LEAST, Cause
+from simpar.traces.blame import LEAST
 from simpar.traces.flight import FLIGHT, Stuck, stuck_of
 from simpar.traces.replay import LIMITS, WhatIf, change_of, what_if
 from simpar.traces.summary import figures, whole
@@ -21,15 +21,7 @@ from simpar.units import format_time
 SHOWN = 12
 MOST_STEPS = 0.7
 """Of the steps: what lies in fewer is told."""
-_WHY: Final[Mapping[Cause, str]] = {
-    'computes': 'it computes {times:.2g} times as long as the others',
-    'kernel': 'its kernels {what} take {times:.2g} times as long as on the others',
-    'copies': 'it copies memory longer than the others',
-    'host': 'its device is idle longer between kernels, so its host launches late',
-    'input': "it is idle before a step's first kernel: loading of data, or what its host does there",
-    'entry': 'it enters collectives late, idle before them',
-    'pause': 'it stands still in few steps (a pause of its host, as of garbage collection)',
-}
+_WHY: Final = {row['cause']: row['why'] for row in files.read_csv(Path(__file__).with_name('blame.csv'))}
 
 
 def trace_command(options: argparse.Namespace) -> int:

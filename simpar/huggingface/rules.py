@@ -87,10 +87,8 @@ def gated_of_gemma(config: Config, *keys: str) -> Iterator[Entry]:
 
 def biases(config: Config, **parts: str) -> Iterator[Entry]:
     """For each part of a layer the key that says whether it has one."""
-    wrong = [key for key in parts.values() if not isinstance(config[key], bool)]
-    if wrong:
-        raise Refused(wrong[0], 'not true or false', 'write true or false', 'bias')
-    yield Entry('bias', [part for part, key in parts.items() if config[key]], next(iter(parts.values())))
+    found = [part for part, key in parts.items() if _switch(config, key, 'bias')]
+    yield Entry('bias', found, next(iter(parts.values())))
 
 
 def dropouts(config: Config, *keys: str) -> Iterator[Entry]:
@@ -109,9 +107,7 @@ def dropouts(config: Config, *keys: str) -> Iterator[Entry]:
 
 def one_head_of_keys(config: Config, key: str) -> Iterator[Entry]:
     """All heads of queries share one of keys and values, where it says so."""
-    if not isinstance(config[key], bool):
-        raise Refused(key, 'not true or false', 'write true or false', 'kv_heads')
-    if config[key]:
+    if _switch(config, key, 'kv_heads'):
         yield Entry('kv_heads', 1, key)
 
 
@@ -415,6 +411,12 @@ def _stretched(config: Config, told: Mapping[str, Any], by: str, original: float
     return sqrt(1 + log(factor) / log(original)) if factor > 1 and original > 1 else 1.0
 
 
+def _switch(config: Config, key: str, of: str) -> bool:
+    if not isinstance(config[key], bool):
+        raise Refused(key, 'not true or false', 'write true or false', of)
+    return bool(config[key])
+
+
 def _is_positive(number: Any) -> bool:
     return isinstance(number, int | float) and not isinstance(number, bool) and number > 0
 
@@ -444,9 +446,7 @@ def scores(config: Config) -> Iterator[Entry]:
 
 def interleaved(config: Config, key: str) -> Iterator[Entry]:
     """Pairs of neighbours, unless it says otherwise."""
-    if not isinstance(config[key], bool):
-        raise Refused(key, 'not true or false', 'write true or false', 'rope_interleaved')
-    yield Entry('rope_interleaved', config[key], key)
+    yield Entry('rope_interleaved', _switch(config, key, 'rope_interleaved'), key)
 
 
 def further(config: Config, *keys: str) -> Iterator[Entry]:

@@ -13,12 +13,6 @@ from simpar.importing.findings import IDLE, Entry, Finding, Guess, Mistake, Unma
 from simpar.importing.settings import FOLDER, NOW, Settings, Source, first_layers, table_of
 
 _T: Final = 'workload.transformer'
-_PROGRAMS: Final = {
-    'bert': 'an encoder', 't5': 'an encoder and a decoder', 'vlm': 'images', 'vision': 'images', 'mimo': 'images',
-    'multimodal': 'images', 'mamba': 'a state space', 'hybrid': 'a state space', 'retro': 'retrieval',
-    'ict': 'retrieval', 'inference': 'generation of text', 'generation': 'generation of text',
-}  # fmt: skip
-"""Parts of the names of programs, and what these train beside a decoder."""
 
 # the model
 
@@ -26,7 +20,8 @@ _PROGRAMS: Final = {
 def trainer(flags: Settings) -> Iterator[Finding]:
     """What the program trains, by its name."""
     parts = re.split(r'[_.-]', flags.text('trainer').lower())
-    what = next((what for part, what in _PROGRAMS.items() if part in parts), None)
+    rows = files.read_csv(FOLDER / 'programs.csv')
+    what = next((row['trains'] for row in rows if {*parts} & {*row['parts'].split()}), None)
     if what is not None:
         of_sizes = '--set trainer=pretrain_gpt.py takes a decoder of the same sizes'
         yield Mistake('trainer', f'not modelled: {what} (got {flags.text("trainer")})', of_sizes)

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -471,10 +471,7 @@ def row_tree(tree: Tree, settings: Settings) -> Tree:
 def problems_of_rows(known: Sequence[Problem], rows: Sequence[Sequence[Problem]]) -> list[Problem]:
     """The problems of all rows on one screen: those of the file as they are, those that a row makes as the sweep's."""
     own = {(problem.where, problem.what) for problem in known}
+    every = chain.from_iterable(rows)
     return one_screen(
-        [
-            problem if (problem.where, problem.what) in own else replace(problem, what=f'sweep: {problem.what}')
-            for problems in rows
-            for problem in problems
-        ]
+        [one if (one.where, one.what) in own else replace(one, what=f'sweep: {one.what}') for one in every]
     )
