@@ -57,16 +57,12 @@ def test_the_names_that_users_are_promised():
 
 @pytest.mark.parametrize('name', NAMES)
 def test_every_number_says_where_it_is_from_and_how_good_it_is(name):
+    """Quantities are figures; bare numbers only count devices and members."""
     found = list(figures(load_profile(name)))
     assert len(found) > 20
     for figure in found:
         assert len(figure.source) >= 8, figure
         assert figure.grade in GRADES
-
-
-@pytest.mark.parametrize('name', NAMES)
-def test_a_profile_holds_no_bare_numbers(name):
-    """Quantities are figures; other numbers only count devices and members."""
     counts = {'format', 'devices', 'algorithm', 'since'}
 
     def bare(value, key):
@@ -84,7 +80,8 @@ def test_a_profile_holds_no_bare_numbers(name):
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_its_tables_can_be_read(name):
+def test_its_tables_can_be_read_and_it_can_be_written_and_read_again(name, put):
+    """What calibration does: change a profile, dump it, and have it read as the same."""
     profile = load_profile(name)
     for kind, columns in COLUMNS.items():
         table = getattr(profile.tables, kind)
@@ -93,12 +90,6 @@ def test_its_tables_can_be_read(name):
             assert len(rows) > 100
             assert {len(row) for row in rows} == {len(columns)}
             assert read_table(table, kind) is rows, 'read once'
-
-
-@pytest.mark.parametrize('name', NAMES)
-def test_a_profile_can_be_written_and_read_again(name, put):
-    """What calibration does: change a profile, dump it, and have it read as the same."""
-    profile = load_profile(name)
     path = put('profile.yaml', yaml.safe_dump(document.dump(profile), sort_keys=False))
     assert load_profile(path) == profile
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgba
+from pictures import check
 from worked import worked_costs, worked_program
 
 from simpar import Plan, Transformer, Workload, simulate
@@ -131,18 +132,7 @@ def test_windows_of_plan_and_baseline_show_the_same_op_and_no_words_are_cut_or_o
     figure = timeline(plan, later, names=('the plan', 'the baseline'))
     *_, baseline, own = figure.axes
     assert baseline.get_xlim()[0] == pytest.approx(1.5 * own.get_xlim()[0], rel=0.015)
-    figure.canvas.draw()
-    words = [*figure.texts, *figure.legends[0].get_texts()]
-    for axes in figure.axes:
-        words += [axes.title, axes._left_title, *axes.texts, *axes.get_yticklabels()]
-    boxes = [one.get_window_extent() for one in words if one.get_visible() and one.get_text()]
-    assert len(boxes) > 60
-    assert [
-        box for box in boxes if box.x0 < 0 or box.y0 < 0 or box.x1 > figure.bbox.x1 or box.y1 > figure.bbox.y1
-    ] == []
-    # A pixel is the edge of a letter.
-    apart = [box.padded(-1) for box in boxes]
-    assert [(one, other) for i, one in enumerate(apart) for other in apart[:i] if one.overlaps(other)] == []
+    check(figure)
 
 
 @pytest.mark.parametrize('slow', [{}, {1: 0.5}])

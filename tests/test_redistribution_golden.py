@@ -66,15 +66,10 @@ def test_there_are_cases():
 
 
 @pytest.mark.parametrize('name', CASES)
-def test_collectives_of_every_pair(name):
+def test_collectives_of_every_pair_and_shapes_of_all_messages(name):
     recorded = Recorded(CASES[name])
     for pair, collectives in zip(recorded.pairs, recorded.collectives, strict=True):
         assert recorded.ours(pair) == collectives, pair
-
-
-@pytest.mark.parametrize('name', CASES)
-def test_shapes_of_all_messages(name):
-    recorded = Recorded(CASES[name])
     assert recorded.our_messages() == recorded.messages
 
 

@@ -90,7 +90,7 @@ def test_collectives_of_a_training_step(name):
 
 
 @pytest.mark.parametrize('name', CASES)
-def test_strategy_and_slices(name):
+def test_strategy_and_slices_and_the_mirror_over_all_ranks_with_the_same_slice(name):
     recorded = recorded_of(name)
     sharded = operators.matmul(
         'mm', (recorded.batch, recorded.inputs), (recorded.inputs, recorded.outputs)
@@ -103,14 +103,6 @@ def test_strategy_and_slices(name):
     assert recorded.program.local_shape(weight) == sharded.slice_shape(1)[::-1]
     if 'w' in slices:
         assert tuple(map(int, slices['w'].split(','))) == sharded.slice_shape(1)
-
-
-@pytest.mark.parametrize('name', CASES)
-def test_the_mirror_is_over_all_ranks_with_the_same_slice(name):
-    recorded = recorded_of(name)
     mirrors = [op for op in recorded.case['final_comm'] if (op.get('instance') or '').startswith('grad_mirror')]
-    sharded = operators.matmul(
-        'mm', (recorded.batch, recorded.inputs), (recorded.inputs, recorded.outputs)
-    ).sharded(recorded.strategy, recorded.world)  # fmt: skip
     group = group_of(recorded.rank, sharded.inputs[1].unsharded_axes)
     assert [recorded.ranks(op['ranks']) for op in mirrors] == ([group] if len(group) > 1 else [])
