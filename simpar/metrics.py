@@ -157,15 +157,11 @@ class Metrics:
     @cached_property
     def steady(self) -> StepMetrics:
         """Of the last step, [end(k−1), end(k)]."""
-        return _step(self.trace, self._kinds, self._last)
+        return self.of(self.trace.steps - 1)
 
     def of(self, step: int) -> StepMetrics:
         """Of a step by its number, as of the steady one."""
         return _step(self.trace, self._kinds, self._window(step))
-
-    @property
-    def _last(self) -> _Window:
-        return self._window(self.trace.steps - 1)
 
     def _window(self, step: int) -> _Window:
         # The first step has no step before; its window begins with the program.

@@ -257,7 +257,7 @@ def figures_of(sides: Sequence[Prediction]) -> Table:
     # A device that waits for its host is neither in a bubble nor short of work.
     if any(m.host >= _SHOWN * m.step for m in steady):
         rows.add_row('waiting for the host', *(_of(m.host, m.step) for m in steady))
-    rows.add_row('overlap', *(_share(m.overlap) for m in steady))
+    rows.add_row('overlap', *(_percent(m.overlap) if math.isfinite(m.overlap) else 'no communication' for m in steady))
     rows.add_row('memory at the peak', *(units.format_size(side.memory.peak) for side in sides))
     for name, figures in _rates(sides):
         rows.add_row(name, *figures)
@@ -443,10 +443,6 @@ def _finite(value: float) -> float | None:
 def _of(seconds: float, total: float) -> str:
     """Seconds and their share of a step."""
     return f'{units.format_time(seconds)} {seconds / total * 100:3.0f} %' if seconds else '-'
-
-
-def _share(value: float) -> str:
-    return _percent(value) if math.isfinite(value) else 'no communication'
 
 
 def _percent(share: float) -> str:

@@ -20,7 +20,7 @@ from simpar.ablation import rules
 from simpar.cost.price import price, taxes_of
 from simpar.keys import WithoutEffect
 from simpar.lower import lower
-from simpar.program import OpClass, Program, Role
+from simpar.program import Program, Role
 from simpar.schedule import Schedule
 from simpar.workload import Workload
 
@@ -54,16 +54,13 @@ def _same_role(one: Role, other: Role) -> bool:
 
 def _touched(program: Program) -> tuple[object, ...]:
     """The tensors that ops touch, and the groups that they or their tensors are in."""
-    names = dict.fromkeys(chain.from_iterable(map(_names, program.op_classes)))
+    each = ((*op.reads, *op.writes, *op.accumulates, *op.frees) for op in program.op_classes)
+    names = dict.fromkeys(chain.from_iterable(each))
     tensors = [program.tensor[name] for name in names]
     groups = {split.partition for tensor in tensors for split in tensor.splits}
     groups |= {partition for tensor in tensors for partition in tensor.partial}
     groups |= {op.partition for op in program.op_classes if op.partition}
     return tensors, {name: program.partitions[name].groups_GP.tolist() for name in groups}
-
-
-def _names(op: OpClass) -> tuple[str, ...]:
-    return (*op.reads, *op.writes, *op.accumulates, *op.frees)
 
 
 _ITEMS = ('plan.unsharded', 'plan.recompute', 'plan.overlap')

@@ -68,11 +68,12 @@ def render_profile(found: calibrate.Calibration, written: list[Path]) -> str:
     alpha = f'{latency} a step and {start} a collective'
     tables = ', '.join(f'{kind} {len(table.lines)} lines ({table.grade})' for kind, table in found.tables.items())
     compute = ', emulated compute' if emulated else ''
+    spread = ', '.join(f'{kind} {table.spread:.1%}' for kind, table in found.tables.items())
     lines = [
         f'{found.record.ranks} ranks of a {found.record.machine}, network {found.record.net}{compute}',
         *([] if emulated else _computing(value, calibrate.figures.peak_of(found.record))),
         f'  network          {units.format_rate(value["links.bandwidth"])}, {alpha}',
-        f'  spread           {_spread(found)}',
+        f'  spread           {spread} (median of the CVs)',
         *([] if emulated else [_beside(value)]),
         f'  tables           {tables}',
     ]
@@ -87,10 +88,6 @@ def _computing(value: dict[str, float], peak: str) -> list[str]:
         f'  matrix products  up to {value[peak] / 1e9:.4g} GFLOP/s in {peak.rpartition(".")[2]}',
         f'  memory           up to {units.format_rate(value["device.memory.bandwidth"])}',
     ]
-
-
-def _spread(found: calibrate.Calibration) -> str:
-    return ', '.join(f'{kind} {table.spread:.1%}' for kind, table in found.tables.items()) + ' (median of the CVs)'
 
 
 def _beside(value: dict[str, float]) -> str:

@@ -245,7 +245,8 @@ def _what(cause: Cause) -> str:
                 f'communication{where} takes {format_time(cause.amount)} longer an op than predicted, whatever its size'
             )
         case 'overlap':
-            return f'streams {_listed(place.streams)}{_on(ranks)} run in turn, not at once as predicted'
+            on = f' of {_ranks(ranks)}' if ranks else ''
+            return f'streams {_listed(place.streams)}{on} run in turn, not at once as predicted'
         case 'compute beside communication' | 'communication beside compute':
             return f'{cause.kind} takes {_times(cause.amount)}'
         case 'host':
@@ -299,10 +300,6 @@ def _between(ranks: tuple[int, ...]) -> str:
     if len(ranks) == 1:
         return f' to and from rank {ranks[0]}'
     return f' between {_ranks(ranks)}' if ranks else ''
-
-
-def _on(ranks: tuple[int, ...]) -> str:
-    return f' of {_ranks(ranks)}' if ranks else ''
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

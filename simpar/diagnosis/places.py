@@ -211,7 +211,8 @@ class Level:
 
 def level(own: Own, sites: Sites) -> Level:
     """The level of some steps; arguments: ``own`` of shape [steps, N]."""
-    quiet, mean = (Own(*(take(times) for times in (own.delay, own.run))) for take in (_quiet, _mean))
+    quiet = Own(*(np.quantile(times, QUIET, axis=0) for times in (own.delay, own.run)))
+    mean = Own(*(times.mean(axis=0) for times in (own.delay, own.run)))
     rises = np.divide(mean.run, quiet.run, out=np.ones_like(quiet.run), where=quiet.run > 0) - 1
     noise = [weighted_median(rises[mask], quiet.run[mask]) for mask in (sites.computes, ~sites.computes)]
     run = quiet.run * (1 + np.minimum(np.where(sites.computes, *noise), EVEN))
@@ -242,18 +243,9 @@ def scale(seen: Level | Own, told: Own, changed: Own, share: Times) -> float:
     return weighted_median(ratio, np.abs(moved) * np.concatenate((share, share)))
 
 
-def misfit(seen: Level | Own, told: Own, sites: Sites, mask: Mask | None = None) -> float:
+def misfit(seen: Level | Own, told: Own, sites: Sites) -> float:
     """Seconds by which own times differ, what several sites tell counted once."""
-    apart = (np.abs(seen.run - told.run) + np.abs(seen.delay - told.delay)) * sites.share
-    return float(apart.sum() if mask is None else apart[mask].sum())
-
-
-def _quiet(times: Times) -> Times:
-    return np.asarray(np.quantile(times, QUIET, axis=0))
-
-
-def _mean(times: Times) -> Times:
-    return np.asarray(times.mean(axis=0))
+    return float(((np.abs(seen.run - told.run) + np.abs(seen.delay - told.delay)) * sites.share).sum())
 
 
 # Places: where something may be wrong, as ranks and a selection of ops, and which sites that covers.

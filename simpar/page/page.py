@@ -47,7 +47,7 @@ def timeline_of(prediction: predict.Prediction, unit: float, ranks: Sequence[int
         'boxes': _boxes(trace, unit) if metrics.is_pipeline(trace.program) else [],
         'groups': groups,
         'left': left,
-        'ops': _told(prediction, ops),
+        'ops': list(_lines(prediction, ops)),
     }
 
 
@@ -55,18 +55,14 @@ def _shown(trace: Trace, asked: Sequence[int]) -> tuple[list[int], int]:
     """The ranks whose ops are shown, those that tell most first, and how many that differ are not."""
     shown: list[int] = []
     spans = 0
-    for rank in _asked(trace, asked) or _telling(trace):
+    # A baseline may have fewer ranks than the plan.
+    for rank in [rank for rank in asked if 0 <= rank < trace.program.world] or _telling(trace):
         spans += trace.times_of(rank).end_KS.shape[1]
         if shown and spans > MOST_SPANS:
             break
         shown.append(rank)
     seen = {int(trace.representative_of_rank[rank]) for rank in shown}
     return shown, len(trace.representatives) - len(seen)
-
-
-def _asked(trace: Trace, ranks: Sequence[int]) -> list[int]:
-    """Those that it has: a baseline may have fewer ranks than the plan."""
-    return [rank for rank in ranks if 0 <= rank < trace.program.world]
 
 
 def _telling(trace: Trace) -> list[int]:
@@ -162,13 +158,9 @@ def _text(box: pipeline_panel.Box) -> str:
     return ' + '.join(f'{one.stage}{one.kind}{one.micro_batch}' for one in box.labels)
 
 
-def _told(prediction: predict.Prediction, ops: Mapping[str, int]) -> list[list[str]]:
+def _lines(prediction: predict.Prediction, ops: Mapping[str, int]) -> Iterator[list[str]]:
     """For each op that is shown: name, phase or ``communication``, and how its seconds came about."""
     numbers = {op.name: index for index, op in enumerate(prediction.program.op_classes) if op.name in ops}
-    return list(_lines(prediction, ops, numbers))
-
-
-def _lines(prediction: predict.Prediction, ops: Mapping[str, int], numbers: Mapping[str, int]) -> Iterator[list[str]]:
     for name in ops:
         if name.startswith(_SEVERAL):
             yield [name.partition(',')[0], name.removeprefix(_SEVERAL), '', '']
@@ -309,18 +301,14 @@ def template(name: str) -> Template:
     return Template((_HERE / f'{name}.html').read_text(encoding='utf-8'))
 
 
-def _version() -> str:
-    from simpar import __version__
-
-    return __version__
-
-
 def _lines_of(prediction: predict.Prediction, about: str) -> Iterator[str]:
     """What stands below the headline: the interval, what the answer is of, and one warning."""
+    from simpar import __version__
+
     for line in report.interval_lines(prediction):
         yield f'<p>{html.escape(line)}</p>'
     world = prediction.program.world
-    facts = [about, f'{world} × {prediction.profile.device.name} ({prediction.profile.name})', f'simpar {_version()}']
+    facts = [about, f'{world} × {prediction.profile.device.name} ({prediction.profile.name})', f'simpar {__version__}']
     yield f'<p class="hint">{html.escape(" · ".join(fact for fact in facts if fact))}</p>'
     for line in (keys.without_effect_line(prediction.without_effect), *prediction.beside_stack):
         if line:

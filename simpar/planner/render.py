@@ -182,7 +182,8 @@ def ranking_cells(answer: Answer) -> list[list[str]]:
     """Heads, and the first kinds of plans: those with equal figures are one row."""
     kinds = answer.kinds[:_ROWS]
     shown = [kind[0] for kind in kinds]
-    keys = _differing(shown)
+    # The keys in which shown plans differ.
+    keys = [key for key in shown[0].settings if len({repr(one.settings[key]) for one in shown}) > 1]
     heads = ['', 'step', 'behind', 'peak', 'bound', *(key.removeprefix('plan.') for key in keys), '']
     rows = [
         [
@@ -197,11 +198,6 @@ def ranking_cells(answer: Answer) -> list[list[str]]:
         for place, (one, kind) in enumerate(zip(shown, kinds, strict=True), 1)
     ]
     return [heads, *rows]
-
-
-def _differing(shown: Sequence[Ranked]) -> list[str]:
-    """The keys in which shown plans differ."""
-    return [key for key in shown[0].settings if len({repr(one.settings[key]) for one in shown}) > 1]
 
 
 def _why(why: Prediction | None) -> Iterator[str]:

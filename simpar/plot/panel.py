@@ -242,7 +242,8 @@ class Panel:
 
     def _bars(self, row: int) -> None:
         """Every op as a bar; a wait for peers as a thinner one; labels where they fit."""
-        seen = [bar for bar in self.view.bars if bar.row == row and self._shows(bar)]
+        begin, end = self.frame.window
+        seen = [bar for bar in self.view.bars if bar.row == row and bar.end > begin and bar.arrive < end]
         waited = [bar for bar in seen if bar.start > bar.arrive]
         self._draw([(bar, bar.start, bar.end) for bar in seen], (row - 0.4, 0.8))
         self._draw([(bar, bar.arrive, bar.start) for bar in waited], (row - 0.13, 0.26))
@@ -295,9 +296,6 @@ class Panel:
                 (since + until) / 2 * self.frame.scale, bar.row, text, ha='center', va='center', fontsize=_LABEL_POINTS,
                 color='white' if dark else 'black', clip_on=True, bbox=box,
             )  # fmt: skip
-
-    def _shows(self, bar: Bar) -> bool:
-        return bar.end > self.frame.window[0] and bar.arrive < self.frame.window[1]
 
     def _clip(self, since: float, until: float) -> tuple[float, float]:
         return max(since, self.frame.window[0]), min(until, self.frame.window[1])

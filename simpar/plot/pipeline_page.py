@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from simpar.headline import headline, short_time
 from simpar.plot import pipeline_panel as panels
 from simpar.plot.frame import HATCH, MOST_ZOOMED, WIDTH, Page, left_edge, new_figure, rgb, title
-from simpar.plot.pipeline_panel import BoxKind, PipelinePanel, PipelineView, Row
+from simpar.plot.pipeline_panel import BoxKind, PipelinePanel, PipelineView
 from simpar.trace import Trace
 
 if TYPE_CHECKING:
@@ -107,10 +107,7 @@ def _patches(views: list[PipelineView]) -> list[Patch]:
 def _heading(view: PipelineView, averaged: float) -> str:
     """A panel's name and its figures."""
     shares = f'; shares of time, averaged over {short_time(averaged)}' if averaged else ''
-    means = [sum(seconds) / len(view.rows) / view.step * 100 for seconds in zip(*map(_bare, view.rows), strict=True)]
+    bare = ((row.metrics.bubble, row.metrics.exposed) for row in view.rows)
+    means = [sum(seconds) / len(view.rows) / view.step * 100 for seconds in zip(*bare, strict=True)]
     means_text = f'bubble {means[0]:.0f} %, exposed communication {means[1]:.0f} %'
     return f'{view.name}: {short_time(view.step)} a step, {means_text}{shares}'
-
-
-def _bare(row: Row) -> tuple[float, float]:
-    return row.metrics.bubble, row.metrics.exposed

@@ -396,10 +396,9 @@ class PipelinePanel:
             return
         bars = [(left, right, top, bottom, rgb(COLOURS['exposed'])) for left, right in self._exposed(row)]
         for hatch in (None, HATCH):
-            self._rectangles([bar for bar in bars if self._wide(bar) == (hatch is not None)], hatch)
-
-    def _wide(self, rectangle: Rectangle) -> bool:
-        return self.frame.points(rectangle[1] - rectangle[0]) >= _HATCHED
+            self._rectangles(
+                [bar for bar in bars if (self.frame.points(bar[1] - bar[0]) >= _HATCHED) == (hatch is not None)], hatch
+            )
 
     def _layers(self, number: int, box: Box) -> list[Rectangle]:
         """A box's ground and what its parts compute, from the top, with a gap to its neighbours where it is wide."""

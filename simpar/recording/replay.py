@@ -492,7 +492,8 @@ def _lines(found: Straggling) -> Iterator[str]:
     for title, parts in (('kind of op', found.families), ('data rank', found.data_ranks), ('stage', found.stages)):
         yield ''
         yield f'Only this {title} as recorded, all else alike:'
-        yield from (_line(part, found) for part in parts[:MOST])
+        for part in parts[:MOST]:
+            yield f'  {part.name:28} {format_time(part.seconds):>9}  {part.seconds / found.alike:.3f} times'
         if len(parts) > MOST:
             yield f'  and {len(parts) - MOST} more'
 
@@ -515,16 +516,8 @@ def _culprit(found: Straggling) -> str:
         )
         return f'Were {who} like the others, {found.explained:.0%} of that would be gone.'
     for parts in (found.stages, found.data_ranks, found.families):
-        share = [_share(part, found) for part in parts]
+        share = [(part.seconds - found.alike) / (found.replayed - found.alike) for part in parts]
         # Where a second one costs as much, the first is no culprit.
         if share[0] >= MOST_OF_IT and all(other < MOST_OF_IT for other in share[1:]):
             return f'{parts[0].name.capitalize()} alone costs {share[0]:.0%} of that.'
     return 'No worker, stage, data rank or kind of op alone costs half of that.'
-
-
-def _share(part: Part, found: Straggling) -> float:
-    return (part.seconds - found.alike) / (found.replayed - found.alike)
-
-
-def _line(part: Part, found: Straggling) -> str:
-    return f'  {part.name:28} {format_time(part.seconds):>9}  {part.seconds / found.alike:.3f} times'

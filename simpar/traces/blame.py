@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simpar.interval_sets import union
 from simpar.traces.summary import figures, whole
-from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NANOSECOND, Ints, Kernels, RankTrace, Texts
+from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NANOSECOND, Ints, Kernels, RankTrace
 
 LEAST: Final = 0.02
 """Of a step: what costs less is named of nobody."""
@@ -417,7 +417,8 @@ def meetings_of(tables: Mapping[int, Kernels]) -> Iterator[Meeting]:
         for group in dict.fromkeys(kernels.group[talks].tolist()):
             groups[str(group)][rank] = talks[kernels.group[talks] == group]
     for rows in groups.values():
-        if len(rows) > 1 and len({_names(tables[rank].name[mine]) for rank, mine in rows.items()}) == 1:
+        names = (tuple(map(_family, tables[rank].name[mine].tolist())) for rank, mine in rows.items())
+        if len(rows) > 1 and len(set(names)) == 1:
             end = np.array([tables[rank].end[mine] for rank, mine in rows.items()])
             begin = np.array([tables[rank].begin[mine] for rank, mine in rows.items()])
             shift = np.median(end - end[0], axis=1).astype(np.int64)
@@ -440,7 +441,3 @@ def waits_of(traces: Sequence[RankTrace]) -> dict[int, Waits]:
             for place, value in enumerate((caused, (last - begin).sum(), own)):
                 total[rank][place] += float(value) * NANOSECOND
     return {rank: Waits(caused=one[0], waited=one[1], own=one[2]) for rank, one in total.items()}
-
-
-def _names(names: Texts) -> tuple[str, ...]:
-    return tuple(_family(name) for name in names.tolist())
