@@ -15,6 +15,7 @@ from math import prod
 from typing import Final, Literal
 
 from simpar.errors import Infeasible, Problem
+from simpar.keys import conflicts_of
 from simpar.layout import minus
 from simpar.lower.tape import Tape, layer_of, local_elements, local_shape
 from simpar.plans import Plan
@@ -190,19 +191,8 @@ def choice_of(plan: Plan) -> Choice:
 
 def conflicts(workload: Workload, plan: Plan) -> Iterator[Problem]:
     """What does not fit together between the keys of a plan, and with its optimizer."""
-    if plan.shard_form == 'owned' and 'weights' in choice_of(plan).parts:
-        what = 'owned, but weights are sharded, and a matrix of the optimizer is whole'
-        yield Problem(('plan', 'shard_form'), what, 'write flat, or zero: 1 or 2')
-    if plan.shard_form == 'owned' and not isinstance(workload.optimizer, Muon):
-        yield Problem(
-            ('plan', 'shard_form'),
-            'owned, but no matrix is updated as a whole',
-            'write flat, or workload.optimizer: muon',
-        )
-    preset = _preset(plan)
-    if plan.second_shards and choice_of(plan).gather != 'on-use-twice':
-        what = f'{plan.second_shards}, but no weights are gathered twice'
-        yield Problem(('plan', 'second_shards'), what, 'write zero: 3 beside it, or leave it out')
+    preset, muon = _preset(plan), isinstance(workload.optimizer, Muon)
+    yield from conflicts_of('shards', plan=plan, choice=choice_of(plan), muon=muon)
     # Both may be written where they mean the same.
     if plan.hsdp != 'off' and plan.zero and LEVELS[plan.hsdp] != STAGES[plan.zero]:
         yield Problem(('plan', 'zero'), f'zero {plan.zero} shards otherwise than hsdp {plan.hsdp}', 'write one of both')
