@@ -195,12 +195,12 @@ class Case(Card):
         case = _one(schedule, self.session)
         return case.program, case.cluster
 
-    def what_decides(self, most: int = numbers.SHOWN) -> tuple[numbers.Decisive, ...]:
+    def what_decides(self) -> tuple[numbers.Decisive, ...]:
         """The numbers whose range could turn the sign of the gain, or move it most; what tells each.
 
         Example: ``[one.line for one in case.what_decides()]``.
         """
-        return numbers.decisive(self.sides, most)
+        return numbers.decisive(self.sides)
 
     @property
     def costs(self) -> Costs:

@@ -555,13 +555,13 @@ def _several(words: list[str]) -> str:
     return f'{", ".join(words[:-1])} and {words[-1]}' if len(words) > 1 else words[0]
 
 
-def render_gain(gain: Gain, *, unlike: str = '', colour: bool | None = None, width: int = 110) -> str:
+def render_gain(gain: Gain, *, unlike: str = '', colour: bool | None = None) -> str:
     """Gain and comparison on one screen; arguments as of ``report.render``, and ``unlike`` as of ``verdict``."""
     from simpar.report import render_parts
 
     comparison = gain.plan.comparison
     lines = [verdict(gain, unlike), *([gain_line(gain)] if gain.baseline else []), comparison.headline]
-    return render_parts([*lines, '', gain_table(gain), '', *details(comparison)], colour=colour, width=width)
+    return render_parts([*lines, '', gain_table(gain), '', *details(comparison)], colour=colour, width=110)
 
 
 def gain_line(gain: Gain) -> str:

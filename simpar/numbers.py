@@ -193,7 +193,7 @@ class Side(NamedTuple):
     batch: int
 
 
-def decisive(sides: Sequence[Side], most: int = SHOWN) -> tuple[Decisive, ...]:
+def decisive(sides: Sequence[Side]) -> tuple[Decisive, ...]:
     """The numbers that could turn the sign of the gain within their range, then those that move it most.
 
     Without a baseline those that move the step most. Programs are priced and simulated twice for each number.
@@ -217,4 +217,4 @@ def decisive(sides: Sequence[Side], most: int = SHOWN) -> tuple[Decisive, ...]:
     ]  # fmt: skip
     plain = answer({})
     moved = [one for one in found if abs(one.high - one.low) > NOTHING * (1.0 if one.is_gain else plain)]
-    return tuple(sorted(moved, key=lambda one: (not one.turns, -abs(one.high - one.low)))[:most])
+    return tuple(sorted(moved, key=lambda one: (not one.turns, -abs(one.high - one.low)))[:SHOWN])

@@ -303,16 +303,14 @@ def followed(program: Program, costs: Costs, steps: int = 3) -> Trace:
     return trace.first(steps) if further else trace
 
 
-def step_of(program: Program, cluster: Cluster, *, steps: int = 2, models: session.Session | None = None) -> float:
+def step_of(program: Program, cluster: Cluster, *, steps: int = 2) -> float:
     """Seconds of the last of so many steps, all that is asked where predictions are many."""
-    return step_and_costs(program, cluster, steps=steps, models=models)[0]
+    return step_and_costs(program, cluster, steps=steps)[0]
 
 
-def step_and_costs(
-    program: Program, cluster: Cluster, *, steps: int = 2, models: session.Session | None = None
-) -> tuple[float, Costs]:
+def step_and_costs(program: Program, cluster: Cluster, *, steps: int = 2) -> tuple[float, Costs]:
     """The same, and the costs that it comes of."""
-    models = models or session.Session()
+    models = session.Session()
     costs = Pricer(program, under_load(program, cluster, models), models=models).costs(EFFECTS[-1][1])
     return step_of_costs(program, costs, steps), costs
 

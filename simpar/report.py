@@ -28,13 +28,8 @@ _MOST_PIPELINE_RANKS = 8
 """How many pipeline ranks the screen shows: of more, the first and the last."""
 
 
-def render(prediction: Prediction, *, colour: bool | None = None, width: int = 100) -> str:
-    """The answer on one screen.
-
-    Arguments:
-        colour: unless given only if standard output is a terminal and NO_COLOR is not set.
-        width: columns of the screen.
-    """
+def render(prediction: Prediction, *, colour: bool | None = None) -> str:
+    """The answer on one screen; ``colour`` unless given only on a terminal, and if NO_COLOR is not set."""
     baseline = prediction.baseline
     parts: list[RenderableType] = [answer(prediction), *prediction.beside_stack, *interval_lines(prediction)]
     parts += [line for line in (keys.without_effect_line(prediction.without_effect),) if line]
@@ -50,13 +45,13 @@ def render(prediction: Prediction, *, colour: bool | None = None, width: int = 1
         parts.append(beside)
     parts += [line for line in (grades_line(prediction),) if line]
     parts += [f'Note: {note}' for note in prediction.notes]
-    return render_parts(parts, colour=colour, width=width)
+    return render_parts(parts, colour=colour)
 
 
-def brief(prediction: Prediction, notes: Sequence[str] = (), *, colour: bool | None = None, width: int = 100) -> str:
+def brief(prediction: Prediction, notes: Sequence[str] = ()) -> str:
     """The answer for who only wants that: sentence, interval, six figures, why in words, and one note.
 
-    Arguments: ``notes`` that count most, before those of the prediction; others as of ``render``.
+    Argument: ``notes`` that count most, before those of the prediction.
     """
     baseline = prediction.baseline
     # What a file has otherwise than its framework changes what the headline is of.
@@ -68,8 +63,7 @@ def brief(prediction: Prediction, notes: Sequence[str] = (), *, colour: bool | N
     if every:
         more = f' ({len(every) - 1} more: --full)' if len(every) > 1 else ''
         told.append(f'Note: {every[0]}{more}')
-    parts: list[RenderableType] = [*lines, six(prediction), *(['', *told] if told else [])]
-    return render_parts(parts, colour=colour, width=width)
+    return render_parts([*lines, six(prediction), *(['', *told] if told else [])])
 
 
 def six(prediction: Prediction) -> Table:
@@ -146,7 +140,7 @@ def _misfit(side: Prediction) -> str:
     return too_large(side.name, held, size)
 
 
-def render_parts(parts: Iterable[RenderableType], *, colour: bool | None, width: int) -> str:
+def render_parts(parts: Iterable[RenderableType], *, colour: bool | None = None, width: int = 100) -> str:
     """Lines and tables below one another, the first bold; arguments as of ``render``."""
     from rich.console import Console
 
