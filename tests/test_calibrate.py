@@ -308,7 +308,7 @@ def bench(monkeypatch, tmp_path):
             f'sys.exit({code})'
         )
         monkeypatch.setattr(command, 'BENCH', (sys.executable, '-c', script))
-        monkeypatch.setattr(command, 'need_torch', lambda: None)
+        monkeypatch.setattr(command.common, 'need_torch', lambda: None)
 
     return stand_in
 

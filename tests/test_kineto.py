@@ -287,7 +287,7 @@ def test_measure_writes_both_where_it_is_asked_to(tmp_path, monkeypatch, capsys)
         save_trace(Path(flags[flags.index('--save') + 1]), trace)
         return 0
 
-    monkeypatch.setattr(measure, 'need_torch', lambda: None)
+    monkeypatch.setattr(measure.common, 'need_torch', lambda: None)
     monkeypatch.setattr(measure, 'start', run)
     folder = tmp_path / 'both'
     assert cli.main(['measure', str(EXAMPLE), '--trace', str(folder)]) == 0
