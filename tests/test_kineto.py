@@ -288,7 +288,7 @@ def test_measure_writes_both_where_it_is_asked_to(tmp_path, monkeypatch, capsys)
         return 0
 
     monkeypatch.setattr(measure.common, 'need_torch', lambda: None)
-    monkeypatch.setattr(measure, 'start', run)
+    monkeypatch.setattr(measure.common, 'start', run)
     folder = tmp_path / 'both'
     assert cli.main(['measure', str(EXAMPLE), '--trace', str(folder)]) == 0
     merged = (folder / 'merged' / 'all_ranks.json').read_text(encoding='utf-8')
