@@ -291,8 +291,9 @@ def values_forward(op: OpClass, where: Context, probability: Tensor, kv: Tensor,
 
 def values_dx(op: OpClass, where: Context, dy: Tensor, probability: Tensor, qkv: Tensor) -> Tensors:
     """dy, probability, qkv → dprobability, dv [B, S, G × D]."""
-    dv = by_group(op, probability).mT @ heads(op, dy)
-    return [*context_values_dx(op, where, dy, qkv), dv.transpose(1, 2).flatten(2)]
+    (_, v), dy = _keys_and_values(op, qkv), heads(op, dy)
+    dv = by_group(op, probability).mT @ dy
+    return [by_head(op, dy @ v.mT), dv.transpose(1, 2).flatten(2)]
 
 
 def by_group(op: OpClass, scores: Tensor) -> Tensor:
