@@ -110,7 +110,7 @@ def rows(compare: Compare = passes) -> Rows:
         _product(groups[case['mindspore'], case['case']['name']], name, case)
     for name, case in redistributed.CASES.items():
         row = groups[case['mindspore'], case['case']['name']]
-        row.collectives.add(redistributed.test_collectives_of_every_pair, name)
+        row.collectives.add(redistributed.test_collectives_of_every_pair_and_shapes_of_all_messages, name)
         row.messages += redistributed.Recorded(case).messages.total()
     for group in BLOCKS:
         _blocks(found[group, VERSIONS[-1]], colrow.RECORDED[group])
@@ -141,17 +141,17 @@ def _product(row: Row, name: str, case: dict[str, Any]) -> None:
     row.collectives.add(products.test_collectives_of_a_training_step, name)
     row.add(products.Recorded(case).compared)
     if case['parameters_after']:
-        row.slices.add(products.test_strategy_and_slices, name)
+        row.slices.add(products.test_strategy_and_slices_and_the_mirror_over_all_ranks_with_the_same_slice, name)
 
 
 def _blocks(row: Row, cases: dict[str, dict[str, Any]]) -> None:
     def by_degrees_and_by_strategies(name: str) -> None:
-        colrow.test_messages_are_those_of_the_compiler(name)
+        colrow.test_messages_are_those_of_the_compiler_and_parameters_and_states_are_cut_alike(name)
         colrow.test_messages_of_strategies_are_those_of_the_compiler(name)
 
     for name, case in cases.items():
         row.collectives.add(by_degrees_and_by_strategies, name)
-        row.slices.add(colrow.test_parameters_and_states_are_cut_alike, name)
+        row.slices.add(by_degrees_and_by_strategies, name)
         recorded = colrow_cases.Recorded(case)
         row.add(recorded.messages + recorded.losses)
 

@@ -40,7 +40,7 @@ def measured(monkeypatch, capsys):
         with contextlib.redirect_stdout(io.StringIO() if silent else sys.stdout):
             return main([verb, str(file), *settings, *flags])
 
-    monkeypatch.setattr('simpar.commands.measure.start', start)
+    monkeypatch.setattr('simpar.commands.common.start', start)
     return lambda *words: (cli.main(['measure', *map(str, words)]), *capsys.readouterr())
 
 
