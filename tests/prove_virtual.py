@@ -126,7 +126,9 @@ def steps(count):
         pages = int(Path('/proc/self/statm').read_text().split()[1])
         sizes[step] = (pages * resource.getpagesize(), virtual.memory_reserved(0), virtual.memory_allocated(0))
 
-    issue = ranks._issue
+    # The last host to issue a step.
+    last = ranks.ranks[-1]
+    issue = last.issue
 
     def watched(step):
         issue(step)
@@ -134,7 +136,7 @@ def steps(count):
         if step % 100 == 0:
             look(step)
 
-    ranks._issue = watched
+    last.issue = watched
     ranks.run()
     later = [size for step, size in sizes.items() if step >= min(200, count // 2)]
     spans = [max(values) / min(values) - 1 for values in zip(*later, strict=True)]

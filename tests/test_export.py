@@ -277,3 +277,17 @@ def test_matrices_that_ranks_own_are_muon_with_the_distributed_optimizer():
         'use-distributed-optimizer': True,
     }.items()
     assert 'plan.shard_form' not in {one.key for one in made.unsaid}
+
+
+def test_torchtitan_shards_over_no_more_than_its_data_ranks():
+    """Ranks of a bidirectional pipeline hold each stage twice, so their groups of shards are twice as wide."""
+    made = export(load_schedule(Path('examples/deepseek_v3_h100.yaml')), 'torchtitan')
+    degrees = {one.name.rpartition('.')[2]: one.value for one in made.settings}
+    assert (degrees['data_parallel_replicate_degree'], degrees['data_parallel_shard_degree']) == (1, 128)
+    assert {'plan.order', 'plan.shard_group'} <= {one.key for one in made.unsaid}
+
+
+def test_a_model_that_marks_stages_is_refused_where_a_framework_has_no_pipeline():
+    with pytest.raises(ScheduleError, match=r'Accelerate cannot say all of it.*pipeline_stage marks') as refusal:
+        export(load_schedule(Path('examples/hybrid.yaml')), 'accelerate')
+    assert 'name another framework' in str(refusal.value)

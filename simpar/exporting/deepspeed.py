@@ -185,7 +185,8 @@ def _titan_degrees(values: Values) -> Iterator[Said]:
     data, stage, context = values.plan('data'), values.sharded, values.plan('context')
     group = values.plan('shard_group') or data * context
     # Context ranks hold shards, too.
-    shards = max(1, group // context) if stage else 1
+    # Of a bidirectional pipeline, whose ranks hold each stage twice, a group may be wider than the data ranks.
+    shards = min(data, max(1, group // context)) if stage else 1
     yield Said(f'{_P}.data_parallel_replicate_degree', data // shards, ('plan.shard_group',))
     yield Said(f'{_P}.data_parallel_shard_degree', shards, ('plan.zero', 'plan.shard'))
     reshard = 'never' if values.plan('gather') == 'on-use' else 'always'

@@ -82,12 +82,17 @@ def export(case: Case | schedule.Schedule, to: str) -> Export:
     """The plan of a case or schedule as a framework's own flags, file or lines of code.
 
     Arguments: ``to``, one of ``TARGETS``.
-    Raises ``ScheduleError`` where the framework has no words for the model, or is none that simpar writes for.
+    Raises ``ScheduleError`` where the framework has no words for the model, or none for what the model needs of the
+    plan, or is none that simpar writes for.
     """
     target = target_of(to)
     values = values_of(case if isinstance(case, schedule.Schedule) else case.schedule)
     said = target.settings(values)
-    unsaid = tuple(different(values, read_back(target, said, values), target=target))
+    try:
+        unsaid = tuple(different(values, read_back(target, said, values), target=target))
+    except (errors.Infeasible, errors.ScheduleError) as wrong:
+        what = f'{target.title} cannot say all of it, and what is left cannot be: {str(wrong).splitlines()[0]}'
+        raise errors.refusal('plan', what, 'name another framework, e.g. --to mindspore') from wrong
     needs = tuple(needs_of(target, said))
     text = target.text(said, values, _head(target, values, unsaid, needs))
     return Export(target.title, text, target.suffix, tuple(said), unsaid, needs, target.beside(said, values))
