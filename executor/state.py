@@ -27,13 +27,15 @@ from simpar.trace import RankTimes, Times, Trace, joined
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Arguments:
-    first: the number of its first step.
-    source: the folder of the checkpoint that it begins from; empty: from the stretch before, or from the seed.
-    save: the folder of the checkpoint that it ends with; empty: none.
-    batches: the user's, one a step; empty: drawn from the seed.
-    losses: of the steps before it.
-    trained: what its training trains.
+    """Steps of a training from one checkpoint to the next.
+
+    Arguments:
+        first: the number of its first step.
+        source: the folder of the checkpoint that it begins from; empty: from the stretch before, or from the seed.
+        save: the folder of the checkpoint that it ends with; empty: none.
+        batches: the user's, one a step; empty: drawn from the seed.
+        losses: of the steps before it.
+        trained: what its training trains.
     """
 
     first: int = 0

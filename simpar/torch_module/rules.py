@@ -269,6 +269,16 @@ def by_sample(call: Arguments, result: Shape) -> Dims:
 # the table
 
 
+RULES: Final[Mapping[str, Rule]] = {
+    rule.__name__: rule
+    for rule in (
+        elementwise, permuted, reshaped, expanded, repeated, reduced, selected, stacked, padded, normalised, multiplied,
+        projected, einsum, attention, image, pooled, by_channel, looked_up, indexed, gathered,
+    )
+}  # fmt: skip
+"""Those that the table names, but for ``along``, which its keys make."""
+
+
 class AtenRow(NamedTuple):
     """What is known of an operator.
 
@@ -287,7 +297,7 @@ class AtenRow(NamedTuple):
 def _table() -> Iterator[tuple[str, AtenRow]]:
     for row in files.read_csv(Path(__file__).parent / 'operators.csv'):
         name, *keys = row['rule'].split()
-        rule = along(*keys) if keys else globals()[name]
+        rule = along(*keys) if name == along.__name__ else RULES[name]
         yield row['operator'], AtenRow(rule, row['sharded'], row['saves'], row['price'], int(row['flops']))
 
 
