@@ -423,31 +423,31 @@ def read_table(table: TableFile, kind: str) -> tuple[Row, ...]:
 # By its bytes: a table that is written again is read again.
 @functools.lru_cache(maxsize=64)
 def _read(name: str, kind: str, data: bytes) -> tuple[Row, ...]:
+    problems: list[Problem] = []
     try:
-        reader = csv.reader(io.StringIO(_table_text(name, data), newline=''))
-        lines = [(reader.line_num, words) for words in reader if words and not words[0].startswith('#')]
+        reader = csv.reader(io.TextIOWrapper(io.BytesIO(_table_bytes(name, data)), encoding='utf-8', newline=''))
+        lines = ((reader.line_num, words) for words in reader if words and not words[0].startswith('#'))
+        rows = tuple(_rows(name, kind, lines, problems))
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as failure:
         raise ProfileError(Problem(name, f'cannot be read: {str(failure)[:100]}', 'write CSV in UTF-8')) from None
-    problems: list[Problem] = []
-    rows = tuple(_rows(name, kind, lines, problems))
     if problems or not rows:
         # One screen of them.
         raise ProfileError(problems[:20] or Problem(f'{name}:1', 'no rows', f'columns: {",".join(COLUMNS[kind])}'))
     return rows
 
 
-def _table_text(name: str, data: bytes) -> str:
-    """A table's text; a compressed one is unpacked up to the same bound."""
+def _table_bytes(name: str, data: bytes) -> bytes:
+    """A table's bytes; a compressed one is unpacked up to the same bound."""
     if name.endswith('.gz'):
         data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise OSError(f'more than {MOST_BYTES} bytes')
-    return data.decode('utf-8')
+    return data
 
 
-def _rows(name: str, kind: str, lines: list[tuple[int, list[str]]], problems: list[Problem]) -> Iterator[Row]:
+def _rows(name: str, kind: str, lines: Iterator[tuple[int, list[str]]], problems: list[Problem]) -> Iterator[Row]:
     columns = COLUMNS[kind]
-    first, words = lines[0] if lines else (1, [])
+    first, words = next(lines, (1, []))
     header = [word.strip() for word in words]
     missing = [column for column in columns if column not in header]
     if missing:
@@ -455,7 +455,7 @@ def _rows(name: str, kind: str, lines: list[tuple[int, list[str]]], problems: li
         return
     # By name: a table may have more columns, in any order.
     places = [header.index(column) for column in columns]
-    for number, words in lines[1:]:
+    for number, words in lines:
         row = _row(kind, places, words)
         if isinstance(row, str):
             problems.append(Problem(f'{name}:{number}', row, f'columns: {",".join(columns)}'))
