@@ -13,15 +13,14 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from simpar import notebook
     from simpar.case import Case, case_of, load_case
     from simpar.cost.price import Effects, price
     from simpar.engine.simulate import simulate
     from simpar.exporting.export import export
     from simpar.model import Network
     from simpar.model.library.gpt import Transformer
-    from simpar.notebook.compared import compare, compare_cases
-    from simpar.notebook.frames import to_dataframe
-    from simpar.notebook.sliders import sliders
+    from simpar.notebook import compare, compare_cases, to_dataframe
     from simpar.planner.plan import plan
     from simpar.plans import Plan
     from simpar.predict import Prediction
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from simpar.trace import Trace
     from simpar.workload import Workload
 
+    sliders = notebook.sliders
+
 __version__: Final = '0.1.0'
 
 _NAMES: Final = {
@@ -41,9 +42,7 @@ _NAMES: Final = {
     'simpar.exporting.export': 'export',
     'simpar.model': 'Network',
     'simpar.model.library.gpt': 'Transformer',
-    'simpar.notebook.compared': 'compare compare_cases',
-    'simpar.notebook.frames': 'to_dataframe',
-    'simpar.notebook.sliders': 'sliders',
+    'simpar.notebook': 'compare compare_cases sliders to_dataframe',
     'simpar.planner.plan': 'plan',
     'simpar.plans': 'Plan',
     'simpar.predict': 'Prediction',

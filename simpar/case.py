@@ -134,8 +134,7 @@ class Case(Card):
             *([links.format(', '.join(changed))] if changed else []),
             *self.left_out,
             *price.mode_notes(self.cluster, self.program),
-            *self._in_8_bits(),
-            *self._untrained(),
+            *self._of_workload(),
             *self.schedule.workload.model.notes,
         )
 
@@ -172,12 +171,10 @@ class Case(Card):
                 f'in {quick}; write workload.precision: {quick}'
             )
 
-    def _in_8_bits(self) -> Iterator[str]:
+    def _of_workload(self) -> Iterator[str]:
         device = self.cluster.profile.device
         if self.workload.fp8 != 'none' and compute.FP8 not in device.matrix:
             yield f'{device.name} has no rate for fp8: products are priced in more bits, casts as they stand'
-
-    def _untrained(self) -> Iterator[str]:
         if self.workload.phase == 'forward' and self.workload.optimizer != Sgd():
             yield 'phase forward has no update: workload.optimizer changes nothing'
 
@@ -371,27 +368,22 @@ def _without_reserve(schedule: Schedule, profile: Profile) -> Profile:
 
 def memory_notes(case: Case, prediction: Prediction) -> tuple[str, ...]:
     """What the figure of memory takes for granted: the optimizer, and what is kept free on a device."""
-    return (*_assumed(case), *_kept_free(case, prediction))
+    return tuple(_memory_notes(case, prediction))
 
 
-def _assumed(case: Case) -> Iterator[str]:
-    work = case.workload
+def _memory_notes(case: Case, prediction: Prediction) -> Iterator[str]:
+    work, reserve, size = case.workload, case.schedule.cluster.reserve, prediction.device_memory
     written = any(key[:2] == ('workload', 'optimizer') for key in case.schedule.origins)
     if work.phase == 'train' and work.optimizer == Sgd() and not written:
         yield 'no optimizer is given: sgd is assumed, which has no states; adamw takes 8 to 12 bytes a weight more'
-
-
-def _kept_free(case: Case, prediction: Prediction) -> tuple[str, ...]:
-    """What is kept free; where nothing is and the peak is near, that this may be too little."""
-    reserve, size = case.schedule.cluster.reserve, prediction.device_memory
+    share = prediction.memory.peak / size
     if reserve:
         kept, left = units.format_size(reserve), units.format_size(size)
-        return (f'{kept} of each device are reserved (cluster.reserve), {left} are left',)
-    share = prediction.memory.peak / size
-    if _TIGHT <= share <= 1 and not prediction.room.context:
+        yield f'{kept} of each device are reserved (cluster.reserve), {left} are left'
+    # Where nothing is kept free and the peak is near, this may be too little.
+    elif _TIGHT <= share <= 1 and not prediction.room.context:
         what = "the framework's context, workspaces and fragmentation are not counted; cluster.reserve: 4 GB keeps room"
-        return (f'the peak is {share * 100:.0f} % of the device: {what}',)
-    return ()
+        yield f'the peak is {share * 100:.0f} % of the device: {what}'
 
 
 def _at(schedule: Schedule, problem: errors.Problem) -> errors.Problem:

@@ -7,7 +7,7 @@ import importlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from io import BytesIO
@@ -54,44 +54,23 @@ def write_chakra(folder: Path, trace: Trace, name: str) -> list[Path]:
         what = f'{total:,} nodes in {program.world:,} files, and two million are the most'
         raise refusal('--chakra', what, 'write a plan of fewer ranks or micro-batches')
     folder.mkdir(parents=True, exist_ok=True)
-    groups = _Groups(trace)
+    # Numbers of groups, as texts, from 1, as 0 stands for nothing; and tags of streams by name.
+    groups: dict[tuple[int, ...], str] = {}
+    tags = {name: tag for tag, name in enumerate(sorted({one for role in program.roles for one in role.streams}))}
     paths = [folder / f'{name}.{rank}.et' for rank in range(program.world)]
     head = {'simpar program': ('string_val', program.hash)}
     for rank, path in enumerate(paths):
-        write_atomically(path, packed(_Rank(trace, rank, groups).nodes(), head))
+        write_atomically(path, packed(_Rank(trace, rank, groups, tags).nodes(), head))
     # Behind the nodes, which are what numbers the groups.
-    write_atomically(folder / GROUPS, json.dumps(groups.ranks) + '\n')
+    write_atomically(folder / GROUPS, json.dumps({number: list(ranks) for ranks, number in groups.items()}) + '\n')
     return [*paths, folder / GROUPS]
-
-
-class _Groups:
-    """Numbers of groups, as texts, and their ranks; from 1, as 0 stands for nothing; ``tags``, of streams by name."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._partitions = trace.program.partitions
-        streams = sorted({name for role in trace.program.roles for name in role.streams})
-        self.tags = {name: tag for tag, name in enumerate(streams)}
-        self._number: dict[tuple[int, ...], str] = {}
-
-    def of(self, op: OpClass, rank: int) -> tuple[int, ...]:
-        """The ranks of a rank's group."""
-        return self._partitions[op.partition].members(rank)
-
-    def number(self, members: tuple[int, ...]) -> str:
-        """Its number."""
-        return self._number.setdefault(members, str(len(self._number) + 1))
-
-    @property
-    def ranks(self) -> dict[str, list[int]]:
-        """The ranks of every group by its number."""
-        return {number: list(members) for members, number in self._number.items()}
 
 
 class _Rank:
     """The nodes of one rank, numbered as they are issued."""
 
-    def __init__(self, trace: Trace, rank: int, groups: _Groups) -> None:
-        self._trace, self._rank, self._groups = trace, rank, groups
+    def __init__(self, trace: Trace, rank: int, groups: dict[tuple[int, ...], str], tags: Mapping[str, int]) -> None:
+        self._trace, self._rank, self._groups, self._tags = trace, rank, groups, tags
         times = trace.times_of(rank)
         self._role: Role = trace.role(times)
         # Seconds of the last step; a message's begin when its last rank has come.
@@ -118,13 +97,13 @@ class _Rank:
             work = {'num_ops': ('int64_val', int(op.flops)), 'tensor_size': ('uint64_val', int(op.bytes))}
             yield self._node(slot, COMPUTE, waits, work)
         elif (known := COLLECTIVES.get(op.operator)) and known.chakra is not None:
-            members = self._groups.of(op, self._rank)
+            members = self._trace.program.partitions[op.partition].members(self._rank)
             # What each rank gives: of an all-gather its part.
             size = known.part(known.gives, op.bytes, len(members))
             talk = {
                 'comm_type': ('int64_val', known.chakra),
                 'comm_size': ('int64_val', int(size)),
-                'pg_name': ('string_val', self._groups.number(members)),
+                'pg_name': ('string_val', self._groups.setdefault(members, str(len(self._groups) + 1))),
             }
             yield self._node(slot, COLLECTIVE, waits, talk)
         else:
@@ -132,10 +111,10 @@ class _Rank:
 
     def _messages(self, slot: int, op: OpClass, waits: list[int]) -> Iterator[Any]:
         """A send or a receive, or both: a step of a ring, to the rank behind and from the one before."""
-        members = self._groups.of(op, self._rank)
+        members = self._trace.program.partitions[op.partition].members(self._rank)
         place = members.index(self._rank)
         # The two ends of a message name their streams alike, so that streams tell messages of one pair apart.
-        tag = self._groups.tags[self._role.streams[int(self._role.stream[slot])]]
+        tag = self._tags[self._role.streams[int(self._role.stream[slot])]]
         ends = {'send': [(SEND, op.peer)], 'recv': [(RECV, op.peer)]}.get(op.kind, [(SEND, 1), (RECV, -1)])
         for kind, offset in ends:
             peer = members[(place + offset) % len(members)]
@@ -191,6 +170,9 @@ _VALUES: Final = {
 """Values of an attribute: number and type of the field, the type as descriptor.proto counts them."""
 _ATTRIBUTES: Final = '.simpar.chakra.AttributeProto'
 _MESSAGES: Final[dict[str, tuple[tuple[str, int, int, bool], ...]]] = {
+    'AttributeProto': (
+        ('name', 1, _TEXT, False), *((name, number, kind, False) for name, (number, kind) in _VALUES.items()),
+    ),
     'GlobalMetadata': (('version', 1, _TEXT, False), ('attr', 2, _MESSAGE, True)),
     'Node': (
         ('id', 1, 4, False), ('name', 2, _TEXT, False), ('type', 3, 5, False), ('ctrl_deps', 4, 4, True),
@@ -212,20 +194,17 @@ def messages() -> SimpleNamespace:
     pools = importlib.import_module('google.protobuf.descriptor_pool')
     described = importlib.import_module('google.protobuf.descriptor_pb2')
     file = described.FileDescriptorProto(name='simpar/chakra.proto', package='simpar.chakra', syntax='proto3')
-    attribute = file.message_type.add(name='AttributeProto')
-    attribute.oneof_decl.add(name='value')
-    attribute.field.add(name='name', number=1, type=_TEXT, label=1)
-    for name, (number, kind) in _VALUES.items():
-        attribute.field.add(name=name, number=number, type=kind, label=1, oneof_index=0)
     for message, fields in _MESSAGES.items():
         made = file.message_type.add(name=message)
+        if message == 'AttributeProto':
+            made.oneof_decl.add(name='value')
         for name, number, kind, several in fields:
-            of = {'type_name': _ATTRIBUTES} if kind == _MESSAGE else {}
+            of: dict[str, Any] = {'oneof_index': 0} if name in _VALUES else {}
+            of |= {'type_name': _ATTRIBUTES} if kind == _MESSAGE else {}
             made.field.add(name=name, number=number, type=kind, label=3 if several else 1, **of)
     pool = pools.DescriptorPool()
     pool.Add(file)
-    names = ('AttributeProto', *_MESSAGES)
-    found = {name: pool.FindMessageTypeByName(f'simpar.chakra.{name}') for name in names}
+    found = {name: pool.FindMessageTypeByName(f'simpar.chakra.{name}') for name in _MESSAGES}
     return SimpleNamespace(**{name: factory.GetMessageClass(one) for name, one in found.items()})
 
 
@@ -354,22 +333,18 @@ def _groups(folder: Path, world: int) -> dict[str, tuple[int, ...]]:
     return found
 
 
+@dataclass(eq=False)
 class _Job:
     """Nodes of all ranks on their way to a Program."""
 
-    def __init__(
-        self,
-        folder: Path,
-        ranks: Sequence[Sequence[Recorded]],
-        groups: Mapping[str, tuple[int, ...]],
-        links: ClusterCollectives | None,
-    ) -> None:
-        self._folder, self._ranks, self._groups, self._links = folder, ranks, groups, links
-        self._world = len(ranks)
-        self._compute: dict[str, float] = {}
-        self._talk: dict[str, float] = {}
-        self._stated: set[str] = set()
-        self._classes: dict[str, OpClass] = {}
+    _folder: Path
+    _ranks: Sequence[Sequence[Recorded]]
+    _groups: Mapping[str, tuple[int, ...]]
+    _links: ClusterCollectives | None
+    _compute: dict[str, float] = field(default_factory=dict)
+    _talk: dict[str, float] = field(default_factory=dict)
+    _stated: set[str] = field(default_factory=set)
+    _classes: dict[str, OpClass] = field(default_factory=dict)
 
     def replayed(self) -> Replayed:
         """The program, its costs, and how many messages take no time."""
@@ -377,7 +352,7 @@ class _Job:
         for rank, slots in enumerate(roles):
             if not slots:
                 raise refusal(self._folder, f'rank {rank} has no node that is replayed')
-        build = ProgramBuilder(self._world, self._partitions().values())
+        build = ProgramBuilder(len(self._ranks), self._partitions().values())
         for made in self._classes.values():
             build.add_op_class(made)
         for rank, slots in enumerate(roles):
@@ -429,14 +404,15 @@ class _Job:
 
     def _partitions(self) -> dict[str, Partition]:
         used = {op.partition for op in self._classes.values() if op.partition} - {WORLD}
-        everyone = np.arange(self._world, dtype=np.int32)[None]
+        world = len(self._ranks)
+        everyone = np.arange(world, dtype=np.int32)[None]
         found = {WORLD: Partition(WORLD, everyone)}
         for name in sorted(used):
             members = self._groups[name.removeprefix('group ')]
-            others = [rank for rank in range(self._world) if rank not in members]
+            others = [rank for rank in range(world) if rank not in members]
             # Every rank stands in a group of a partition: those that have no part stand in groups that never meet.
             if len(others) % len(members):
-                what = f'group {name}: {len(members)} of {self._world} ranks, and the others make no groups of its size'
+                what = f'group {name}: {len(members)} of {world} ranks, and the others make no groups of its size'
                 raise refusal(self._folder, what)
             rows = np.array([*members, *others], dtype=np.int32).reshape(-1, len(members))
             found[name] = Partition(name, rows)

@@ -180,6 +180,8 @@ def compare(
     # A file that does not say its network is taken to be of the other's.
     networks = (one.net, other.net)
     differ = all(networks) and parse_net(one.net) != parse_net(other.net)
+    # Only a prediction that says what it was simulated from tells why.
+    basis = None if differ else one.basis
     return Comparison(
         origin=other.origin,
         steps=len(other.step_times[counted]),
@@ -188,7 +190,7 @@ def compare(
         phases=_phases(ranks),
         op_classes=_op_classes(ranks),
         worst=_worst(ranks),
-        diagnosis=None if differ else _diagnosis(one, other),
+        diagnosis=diagnose(basis.program, basis.costs, to_trace(other, basis.program)) if basis else None,
         networks=networks if differ else None,
     )
 
@@ -202,13 +204,6 @@ def _networks_differ(predicted: str, measured: str) -> str:
     one, other = words(parse_net(predicted)), words(parse_net(measured))
     instead = f'predict with `simpar run --net {measured}`'
     return f'The networks differ: the prediction is for {one}, the measurement was made on {other}; {instead}.'
-
-
-def _diagnosis(one: SavedTrace, other: SavedTrace) -> Diagnosis | None:
-    """The cause, where the prediction says what it was simulated from."""
-    if one.basis is None:
-        return None
-    return diagnose(one.basis.program, one.basis.costs, to_trace(other, one.basis.program))
 
 
 def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:

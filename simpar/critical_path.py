@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from simpar import metrics, program
 from simpar.cost.costs import Costs, entry_of, lasts
 from simpar.engine.queues import before_in_queues
-from simpar.trace import RankTimes, Trace, stream_order
+from simpar.trace import Trace, stream_order
 
 SegmentKind = Literal['compute', 'communication', 'host', 'overhead']
 _WHERE: Final = {'F': 'in the forward', 'I': 'in the backward', 'W': 'in the backward', 'U': 'in the update'}
@@ -256,56 +256,30 @@ class _Class(NamedTuple):
     isolated: float
 
 
-class _StepTimes(NamedTuple):
-    """When the ops of a rank's step arrived, started and ended."""
-
-    arrive: _Numbers
-    start: _Numbers
-    end: _Numbers
-
-
-class _Rows(NamedTuple):
-    """Lists of numbers by slot, as of ``Csr``."""
-
-    start: _Numbers
-    item: _Numbers
-
-    def of(self, slot: int) -> list[int]:
-        """Those of a slot."""
-        return self.item[self.start[slot] : self.start[slot + 1]].tolist()
-
-
-@dataclass(slots=True, eq=False)
-class _RankView:
+class _RankView(NamedTuple):
     """What the walk asks about a representative rank; arrays, for it looks at few of the slots.
 
     Arguments:
+        arrive, start, end: of its ops, by step and slot.
         before: of each slot the one before it on its stream, or -1; ``tail``, the last one there.
-        op_class, stream, needs, carries: of the role.
-        classes: by the number of an op class, what is known of those that the path has passed.
         ahead: of each slot the one before it in its work queue, or -1.
-        steps: by step, when its ops arrived, started and ended.
+        needs, carries: of the role, where those of each slot begin, and all of them.
+        classes: by the number of an op class, what is known of those that the path has passed.
     """
 
     role: program.Role
-    times: RankTimes
+    rank: int
+    needs: tuple[_Numbers, _Numbers]
+    carries: tuple[_Numbers, _Numbers]
+    classes: dict[int, _Class]
+    arrive: _Numbers
+    start: _Numbers
+    end: _Numbers
     before: _Numbers
     tail: _Numbers
+    ahead: _Numbers
     op_class: _Numbers
     stream: _Numbers
-    needs: _Rows
-    carries: _Rows
-    ahead: _Numbers
-    classes: dict[int, _Class] = field(default_factory=dict)
-    steps: dict[int, _StepTimes] = field(default_factory=dict)
-
-    def at(self, step: int) -> _StepTimes:
-        """The times of a step."""
-        found = self.steps.get(step)
-        if found is None:
-            own = (self.times.arrive_KS[step], self.times.start_KS[step], self.times.end_KS[step])
-            found = self.steps[step] = _StepTimes(*map(_numbers, own))
-        return found
 
 
 @dataclass(slots=True, eq=False)
@@ -318,7 +292,6 @@ class _Walk:
     begin: float
     end: float
     views: dict[int, _RankView] = field(default_factory=dict)
-    alike: dict[tuple[int, str], bool] = field(default_factory=dict)
     found: list[Segment] = field(default_factory=list)
     queued: list[tuple[program.OpClass, program.OpClass]] = field(default_factory=list)
     meetings: metrics.Meetings = field(init=False)
@@ -350,12 +323,12 @@ class _Walk:
         representative, step, slot = place
         view = self._view(representative)
         known = self._class(view, place)
-        begin = max(self.begin, view.at(step).start[slot])
+        begin = max(self.begin, view.start[step, slot])
         if begin < time:
             stretched = self._stretched(place, known, time - begin)
             stream = view.role.streams[view.stream[slot]]
             # By place, as a path may have a hundred thousand segments.
-            self.found.append(Segment(known.kind, view.times.rank, begin, time, known.op, slot, stream, stretched))
+            self.found.append(Segment(known.kind, view.rank, begin, time, known.op, slot, stream, stretched))
             time = begin
         # A compute op meets no one, and most ops are that.
         if known.alone:
@@ -375,7 +348,7 @@ class _Walk:
             since = self.begin
         begin = max(self.begin, since)
         if begin < time:
-            self.found.append(Segment('host' if simulated else 'overhead', view.times.rank, begin, time))
+            self.found.append(Segment('host' if simulated else 'overhead', view.rank, begin, time))
             time = begin
         return time, _Place(place.representative, latest[1], latest[2]) if latest else place
 
@@ -387,7 +360,7 @@ class _Walk:
         held, arrived = place, self._arrive(place)
         while latest is None or latest[0] < arrived:
             ahead = view.ahead[held.slot]
-            if ahead < 0 or view.at(held.step).arrive[ahead] < arrived:
+            if ahead < 0 or view.arrive[held.step, ahead] < arrived:
                 break
             held = _Place(held.representative, held.step, ahead)
             latest = self._latest(view, held)
@@ -398,18 +371,17 @@ class _Walk:
     def _latest(self, view: _RankView, place: _Place) -> tuple[float, int, int] | None:
         """End, step and slot of what ended last before an op could arrive; None where nothing had to."""
         _, step, slot = place
-        before, end = view.before[slot], view.at(step).end
+        before, end = view.before[slot], view.end
         # Of several that end at once the one issued last, which needs or follows the others: tuples compare so.
-        found = [(end[need], step, need) for need in view.needs.of(slot)]
+        found = [(end[step, need], step, need) for need in _row(view.needs, slot)]
         if before >= 0:
-            found.append((end[before], step, before))
-        if step and (before < 0 or view.carries.start[slot] != view.carries.start[slot + 1]):
-            end = view.at(step - 1).end
-            found += [(end[need], step - 1, need) for need in view.carries.of(slot)]
+            found.append((end[step, before], step, before))
+        if step:
+            found += [(end[step - 1, need], step - 1, need) for need in _row(view.carries, slot)]
             # The first op of a stream follows the stream's last op of the step before.
             if before < 0:
                 tail = view.tail[slot]
-                found.append((end[tail], step - 1, tail))
+                found.append((end[step - 1, tail], step - 1, tail))
         return max(found, default=None)
 
     def _class(self, view: _RankView, place: _Place) -> _Class:
@@ -423,7 +395,7 @@ class _Walk:
                 op.kind == 'collective' and self._alike(place.representative, op.partition)
             )
             kind: SegmentKind = 'communication' if metrics.is_communication(op) else 'compute'
-            isolated = self._isolated(self.costs, op, index, view.times.rank) if self.costs else 0.0
+            isolated = self._isolated(self.costs, op, index, view.rank) if self.costs else 0.0
             known = view.classes[index] = _Class(op, kind, alone, isolated)
         return known
 
@@ -435,11 +407,8 @@ class _Walk:
 
     def _alike(self, representative: int, partition: str) -> bool:
         """Whether one representative stands for all ranks of its group, which then arrive together."""
-        key = (representative, partition)
-        if key not in self.alike:
-            members = self.meetings.members(partition, self.trace.representatives[representative].rank)
-            self.alike[key] = bool((self.trace.representative_of_rank[list(members)] == representative).all())
-        return self.alike[key]
+        members = self.meetings.members(partition, self.trace.representatives[representative].rank)
+        return bool((self.trace.representative_of_rank[list(members)] == representative).all())
 
     def _stretched(self, place: _Place, known: _Class, seconds: float) -> float:
         """How many of an op's seconds are beyond its isolated ones."""
@@ -460,35 +429,25 @@ class _Walk:
         return sum(lasts(entries, entry_of(len(entries), len(partition.groups_GP), *partition.place(rank))))
 
     def _arrive(self, place: _Place) -> float:
-        return self._view(place.representative).at(place.step).arrive[place.slot]
+        return self._view(place.representative).arrive[place.step, place.slot]
 
     def _view(self, index: int) -> _RankView:
-        view = self.views.get(index)
-        if view is None:
-            queues = self.costs.work_queues if self.costs else 0
-            view = self.views[index] = _view(self.trace, self.trace.representatives[index], queues)
-        return view
+        if index not in self.views:
+            times, queues = self.trace.representatives[index], self.costs.work_queues if self.costs else 0
+            role = self.trace.role(times)
+            needs, carries = ((_numbers(lists.start), _numbers(lists.item)) for lists in (role.need, role.carry))
+            before, tail = stream_order(role.stream)
+            ahead = before_in_queues(role.stream, queues) if queues else before
+            columns: list[NDArray[Any]] = [times.arrive_KS, times.start_KS, times.end_KS, before, tail, ahead]
+            columns += [role.op_class, role.stream]
+            self.views[index] = _RankView(role, times.rank, needs, carries, {}, *map(_numbers, columns))
+        return self.views[index]
 
 
-def _view(trace: Trace, rank_times: RankTimes, queues: int) -> _RankView:
-    """The view of a representative rank, whose device has so many work queues; 0: one for each stream."""
-    role = trace.role(rank_times)
-    before, tail = stream_order(role.stream)
-    return _RankView(
-        role,
-        rank_times,
-        _numbers(before),
-        _numbers(tail),
-        _numbers(role.op_class),
-        _numbers(role.stream),
-        _rows(role.need),
-        _rows(role.carry),
-        _numbers(before_in_queues(role.stream, queues) if queues else before),
-    )
-
-
-def _rows(lists: program.Csr) -> _Rows:
-    return _Rows(_numbers(lists.start), _numbers(lists.item))
+def _row(lists: tuple[_Numbers, _Numbers], slot: int) -> list[int]:
+    """The items of a slot in lists of numbers, as of ``Csr``."""
+    start, item = lists
+    return item[start[slot] : start[slot + 1]].tolist()
 
 
 def _numbers(array: NDArray[Any]) -> _Numbers:

@@ -22,7 +22,7 @@ import numpy as np
 
 from simpar import files, metrics
 from simpar.cost.costs import Communication, Costs, entry_of
-from simpar.program import BYTES, COLLECTIVES, COPY, OpClass, Partition
+from simpar.program import BYTES, COLLECTIVES, COPY, OpClass
 from simpar.program import transfers as is_transfer
 from simpar.trace import RankTimes, Trace
 
@@ -134,10 +134,9 @@ def events(trace: Trace, ranks: list[int], style: Style, costs: Costs | None = N
         yield from drawing.names()
         yield from drawing.steps()
         yield from drawing.actions()
-        if costs is not None and costs.host.any():
-            yield from drawing.launches(costs)
-        elif style.for_hta:
-            yield from drawing.empty_launches()
+        known = costs is not None and costs.host.any()
+        if known or style.for_hta:
+            yield from drawing.launches(costs if known else None)
         yield from drawing.kernels()
         yield from drawing.arrows()
     yield from transfers(trace, ranks, style)
@@ -223,18 +222,17 @@ class Drawing:
             for span in metrics.action_spans(self.trace, self.rank, step):
                 yield self._slice('user_annotation', f'PP:{span.action}', _ACTIONS, span.begin, span.end, {})
 
-    def empty_launches(self) -> Iterator[Event]:
-        """Launches of no duration as ops arrive, so that readers find the step of each."""
-        for number, arrive in enumerate(self.rank_times.arrive_KS.ravel().tolist()):
-            yield self._slice('cuda_runtime', _LAUNCH, _HOST, arrive, arrive, {'correlation': number + 1})
+    def launches(self, costs: Costs | None) -> Iterator[Event]:
+        """The host issuing one op after the other; without costs in no time, as ops arrive.
 
-    def launches(self, costs: Costs) -> Iterator[Event]:
-        """The host issuing one op after the other."""
+        So readers find the step of each.
+        """
+        arrive = self.rank_times.arrive_KS.ravel()
         op_class = self.trace.role(self.rank_times).op_class
-        seconds = np.tile(costs.host[op_class], self.trace.steps)
-        for number, issued in enumerate(np.cumsum(seconds).tolist()):
-            begin = issued - float(seconds[number])
-            yield self._slice('cuda_runtime', _LAUNCH, _HOST, begin, issued, {'correlation': number + 1})
+        seconds = np.tile(costs.host[op_class], self.trace.steps) if costs else np.zeros(len(arrive))
+        issued = np.cumsum(seconds) if costs else arrive
+        for number, times in enumerate(zip((issued - seconds).tolist(), issued.tolist(), strict=True)):
+            yield self._slice('cuda_runtime', _LAUNCH, _HOST, *times, {'correlation': number + 1})
 
     def kernels(self) -> Iterator[Event]:
         """An event for each op."""
@@ -358,22 +356,16 @@ def _messages(trace: Trace, costs: Costs) -> Iterator[tuple[float, float, Commun
     for index, entries in costs.communication.items():
         op = program.op_classes[index]
         partition = program.partitions[op.partition]
-        for rank, group, position in _tellers(partition, op.kind):
-            rank_times = trace.times_of(rank)
+        # A collective is one event for its whole group; a receive is told by its send.
+        told = {'collective': 1, 'send': partition.size}.get(op.kind, 0)
+        for (group, position), rank in np.ndenumerate(partition.groups_GP[:, :told]):
+            rank_times = trace.times_of(int(rank))
             slots = slots_of.get((int(program.role_of_rank[rank]), index), [])
             cost = entries[entry_of(len(entries), len(partition.groups_GP), group, position)]
             for start, end in zip(
                 rank_times.start_KS[:, slots].ravel(), rank_times.end_KS[:, slots].ravel(), strict=True
             ):
                 yield float(start), float(end), cost
-
-
-def _tellers(partition: Partition, kind: str) -> Iterator[tuple[int, int, int]]:
-    """(rank, group, position) of whoever tells about an op of a kind."""
-    for group, members in enumerate(partition.groups_GP.tolist()):
-        # A collective is one event for its whole group; a receive is told by its send.
-        told = {'collective': members[:1], 'send': members}.get(kind, [])
-        yield from ((rank, group, position) for position, rank in enumerate(told))
 
 
 def transfers(trace: Trace, ranks: list[int], style: Style) -> Iterator[Event]:

@@ -302,7 +302,11 @@ def strategies_to_dict(case: Case) -> dict[str, Any] | None:
     # A layout by axes counts as given, too, and wins over what a search says.
     by_layout = {name: 'given' for name, layer in case.workload.model.operators.items() if layer.layout}
     given = {**case.strategies.origins, **by_layout}
-    scattered = _out_strategies(case, listing)
+    # How results are sharded whose sums are scattered, as a user asked for it; layouts say the same by axes.
+    dense = {name: layer for name, layer in case.workload.model.operators.items() if isinstance(layer, Dense)}
+    scattered = {name: list(layer.out_strategy) for name, layer in dense.items()} | {
+        name: listing.shard_counts(listing.program.tensor[name]) for name, layer in dense.items() if layer.out_layout
+    }
     rows = [
         {
             'name': listing.name(op),
@@ -329,15 +333,6 @@ def flattens(workload: Workload) -> frozenset[str]:
     return frozenset(name for name, layer in workload.model.operators.items() if isinstance(layer, Flatten))
 
 
-def _out_strategies(case: Case, listing: Listing) -> dict[str, list[int]]:
-    """How results are sharded whose sums are scattered, as a user asked for it."""
-    dense = {name: layer for name, layer in case.workload.model.operators.items() if isinstance(layer, Dense)}
-    by_axes = (name for name, layer in dense.items() if layer.out_layout)
-    by_layout = {name: listing.shard_counts(listing.program.tensor[name]) for name in by_axes}
-    # Layouts come last: they say the same by axes, in the user's own names.
-    return {name: list(layer.out_strategy) for name, layer in dense.items()} | by_layout
-
-
 def _by_itself(op: OpClass) -> str:
     """Why an operator without a strategy of its own is sharded as it is."""
     # Weighted operators and those of the loss fall back to data parallelism; others follow their input.
@@ -359,28 +354,6 @@ def strategy_lines(answer: dict[str, Any] | None) -> Iterator[str]:
         )
         yield f'    slices {reads} → {writes}'
         yield from (f'    {_collective(one)}' for one in row['collectives'])
-    yield from _weighed_lines(answer)
-
-
-def bracketed(numbers: Sequence[int]) -> str:
-    """``(2, 4)``; of one number ``(2)``, as MindSpore writes it."""
-    return f'({", ".join(map(str, numbers))})'
-
-
-def strategy_text(strategy: Sequence[Sequence[int]]) -> str:
-    """``((2, 4), (4, 1))``; of one tensor ``((2, 4))``, as MindSpore writes it."""
-    return f'({", ".join(map(bracketed, strategy))})'
-
-
-def _collective(row: dict[str, Any]) -> str:
-    groups = row['groups']
-    first = '-'.join(map(str, groups[0][:16])) + ('…' if len(groups[0]) > 16 else '')
-    more = f' and {len(groups) - 1} more' if len(groups) > 1 else ''
-    size = format_size(row['bytes'])
-    return f'{row["phase"]} {row["operator"]} of {size} over {first}{more}: {row["purpose"]}'
-
-
-def _weighed_lines(answer: dict[str, Any]) -> Iterator[str]:
     weighed = answer['weighed']
     if not weighed:
         return
@@ -399,6 +372,24 @@ def _weighed_lines(answer: dict[str, Any]) -> Iterator[str]:
         return
     more = min(one['sent'] for one in weighed) / answer['bound'] - 1 if answer['bound'] else 0.0
     yield f'  least sum over operators: {format_size(answer["bound"])}; the least of these sends {more:+.1%}'
+
+
+def bracketed(numbers: Sequence[int]) -> str:
+    """``(2, 4)``; of one number ``(2)``, as MindSpore writes it."""
+    return f'({", ".join(map(str, numbers))})'
+
+
+def strategy_text(strategy: Sequence[Sequence[int]]) -> str:
+    """``((2, 4), (4, 1))``; of one tensor ``((2, 4))``, as MindSpore writes it."""
+    return f'({", ".join(map(bracketed, strategy))})'
+
+
+def _collective(row: dict[str, Any]) -> str:
+    groups = row['groups']
+    first = '-'.join(map(str, groups[0][:16])) + ('…' if len(groups[0]) > 16 else '')
+    more = f' and {len(groups) - 1} more' if len(groups) > 1 else ''
+    size = format_size(row['bytes'])
+    return f'{row["phase"]} {row["operator"]} of {size} over {first}{more}: {row["purpose"]}'
 
 
 NAMES: Final = {

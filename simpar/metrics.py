@@ -22,6 +22,7 @@ from simpar.interval_sets import Intervals, fold, length, minus, seconds_of, uni
 from simpar.pipeline.order import Action, Kind, overlap
 from simpar.program import NONE, OpClass, Phase, Program, Role, computes
 from simpar.program import transfers as is_transfer
+from simpar.program.op import PHASES
 from simpar.trace import RankTimes, Times, Trace
 
 Mask = NDArray[np.bool_]
@@ -161,31 +162,19 @@ class Metrics:
 
     def of(self, step: int) -> StepMetrics:
         """Of a step by its number, as of the steady one."""
-        return _step(self.trace, self._kinds, self._window(step))
-
-    def _window(self, step: int) -> _Window:
         # The first step has no step before; its window begins with the program.
-        begin = self._ends[step - 1] if step else 0.0
-        return _Window(slice(step, step + 1), begin, self._ends[step])
+        ends: list[float] = [0.0, *self.trace.step_ends.tolist()]
+        return _step(self.trace, _Window(slice(step, step + 1), ends[step], ends[step + 1]))
 
     @cached_property
     def cold(self) -> StepMetrics:
         """Of the first step."""
-        return _step(self.trace, self._kinds, _Window(slice(0, 1), 0.0, self._ends[0]))
+        return self.of(0)
 
     @cached_property
     def whole(self) -> StepMetrics:
         """Of all steps, which is what readers of the exported trace see."""
-        return _step(self.trace, self._kinds, _Window(slice(None), 0.0, self._ends[-1]))
-
-    @cached_property
-    def _ends(self) -> list[float]:
-        ends: list[float] = self.trace.step_ends.tolist()
-        return ends
-
-    @cached_property
-    def _kinds(self) -> _Kinds:
-        return _Kinds(self.trace.program)
+        return _step(self.trace, _Window(slice(None), 0.0, float(self.trace.step_ends[-1])))
 
 
 def metrics(trace: Trace) -> Metrics:
@@ -226,28 +215,8 @@ class _Window(NamedTuple):
     end: float
 
 
-@dataclass(frozen=True, eq=False)
-class _Kinds:
-    """What metrics ask of a program's op classes."""
-
-    program: Program
-
-    @property
-    def computes(self) -> Mask:
-        """Shape [C], whether an op class is no communication."""
-        return self.program.op_column(computes, np.bool_)
-
-    @property
-    def transfers(self) -> Mask:
-        """Shape [C], whether an op class is a send or a receive."""
-        return self.program.op_column(is_transfer, np.bool_)
-
-    @cached_property
-    def phases(self) -> tuple[NDArray[np.int64], tuple[Phase, ...]]:
-        """Shape [C], the number of an op class's phase; the phases, in the order of first use, as they are told."""
-        phases: dict[Phase, int] = {}
-        phase = np.array([phases.setdefault(op.phase, len(phases)) for op in self.program.op_classes], dtype=np.int64)
-        return phase, tuple(phases)
+def _phase_number(op: OpClass) -> int:
+    return PHASES.index(op.phase)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -262,7 +231,6 @@ class _Ops:
 
     program: Program
     role: Role
-    kinds: _Kinds
     communicates: Mask
     arrive: Times
     start: Times
@@ -283,26 +251,28 @@ class _Ops:
         return self.between(self.since, self.end, mask)
 
 
-def _step(trace: Trace, kinds: _Kinds, window: _Window) -> StepMetrics:
+def _step(trace: Trace, window: _Window) -> StepMetrics:
     """Metrics over some steps' ops in a window: of each representative rank, and how many it stands for."""
     counts = np.bincount(trace.representative_of_rank, minlength=len(trace.representatives)).tolist()
     ranks = tuple(
-        _rank(_ops(trace, kinds, times, window), times.rank, count)
+        _rank(_ops(trace, times, window), times.rank, count)
         for times, count in zip(trace.representatives, counts, strict=True)
         if count
     )
     return StepMetrics(step=window.end - window.begin, ranks=ranks)
 
 
-def _ops(trace: Trace, kinds: _Kinds, rank_times: RankTimes, window: _Window) -> _Ops:
+def _ops(trace: Trace, rank_times: RankTimes, window: _Window) -> _Ops:
     """Return the ops of a representative rank in a window."""
-    role = trace.role(rank_times)
+    program, role = trace.program, trace.role(rank_times)
+    transfers = program.op_column(is_transfer, np.bool_)
+    communicates = ~program.op_column(computes, np.bool_)[role.op_class]
     arrive, start, end = (
         times[window.steps] for times in (rank_times.arrive_KS, rank_times.start_KS, rank_times.end_KS)
     )
     # A collective's kernel occupies its stream while it waits; a posted receive occupies nothing.
-    since = np.where(kinds.transfers[role.op_class], start, arrive) if kinds.transfers.any() else arrive
-    return _Ops(trace.program, role, kinds, ~kinds.computes[role.op_class], arrive, start, end, since, window)
+    since = np.where(transfers[role.op_class], start, arrive) if transfers.any() else arrive
+    return _Ops(program, role, communicates, arrive, start, end, since, window)
 
 
 def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
@@ -349,12 +319,11 @@ def _unissued(ops: _Ops) -> Intervals:
 
 def _phases(ops: _Ops) -> dict[str, float]:
     """Seconds of computing by phase, in the order of first use."""
-    numbers, phases = ops.kinds.phases
-    phase = numbers[ops.role.op_class]
+    phase = ops.program.op_column(_phase_number, np.int64)[ops.role.op_class]
     seconds = {}
     for number in _in_order(phase):
         mask = (phase == number) & ~ops.communicates
-        seconds[str(phases[number])] = length(ops.between(ops.start, ops.end, mask))
+        seconds[str(PHASES[number])] = length(ops.between(ops.start, ops.end, mask))
     # Phases that only communicate compute nothing.
     return {phase: value for phase, value in seconds.items() if value}
 
@@ -454,14 +423,8 @@ class ActionSpan:
     end: float
 
 
-@dataclass(slots=True, eq=False)
-class _Found:
-    """Compute slots of one stage, phase and micro-batch."""
-
-    stage: int
-    kind: Kind
-    micro_batch: int
-    slots: list[int] = field(default_factory=list)
+_Slots = dict[tuple[int, Kind, int], list[int]]
+"""Compute slots by stage, what they do and micro-batch."""
 
 
 def stages_of(program: Program, role: Role) -> tuple[int, ...]:
@@ -485,13 +448,13 @@ def actions_of(program: Program, role: Role) -> list[Work]:
     found = _found(program, role)
     # A program does not say whether a backward was split; only the order of its ops tells.
     split = _split(found)
-    full: dict[tuple[int, str, int], _Found] = {}
-    for (stage, phase, micro_batch), work in found.items():
-        kind: Kind = 'F' if phase == 'F' else work.kind if (stage, micro_batch) in split else 'B'
+    full: _Slots = {}
+    for (stage, part, micro_batch), slots in found.items():
         # I and W of a backward that was not split are one action, B.
-        joint = full.setdefault((stage, kind, micro_batch), _Found(stage, kind, micro_batch))
-        joint.slots = sorted(joint.slots + work.slots)
-    return _overlapped(sorted(full.values(), key=lambda work: work.slots[0]))
+        kind: Kind = part if part == 'F' or (stage, micro_batch) in split else 'B'
+        full.setdefault((stage, kind, micro_batch), []).extend(slots)
+    works = (Work(action=Action(*key), slots=tuple(sorted(slots))) for key, slots in full.items())
+    return _overlapped(sorted(works, key=lambda work: work.slots[0]))
 
 
 def action_spans(trace: Trace, rank: int, step: int = -1) -> list[ActionSpan]:
@@ -520,23 +483,19 @@ def _of_a_micro_batch(program: Program, op: OpClass) -> bool:
     return op.kind == 'compute' and op.phase in _KINDS and program.sliced(op)
 
 
-def _found(program: Program, role: Role) -> dict[tuple[int, str, int], _Found]:
-    """Compute slots by stage, phase and micro-batch."""
+def _found(program: Program, role: Role) -> _Slots:
     counted = [_of_a_micro_batch(program, op) for op in program.op_classes]
-    found: dict[tuple[int, str, int], _Found] = {}
+    found: _Slots = {}
     for slot, (index, micro_batch) in enumerate(zip(role.op_class.tolist(), role.micro_batch.tolist(), strict=True)):
         if counted[index]:
             op = program.op_classes[index]
-            key = (op.stage, op.part, micro_batch)
-            if key not in found:
-                found[key] = _Found(op.stage, _KINDS[op.part], micro_batch)
-            found[key].slots.append(slot)
+            found.setdefault((op.stage, _KINDS[op.part], micro_batch), []).append(slot)
     return found
 
 
-def _split(found: dict[tuple[int, str, int], _Found]) -> set[tuple[int, int]]:
+def _split(found: _Slots) -> set[tuple[int, int]]:
     """The (stage, micro-batch) whose backward is done in two parts, I and W."""
-    order = sorted(slot for work in found.values() for slot in work.slots)
+    order = sorted(slot for slots in found.values() for slot in slots)
     place = {slot: number for number, slot in enumerate(order)}
     apart, unclear, full = (set[tuple[int, int]]() for _ in range(3))
     for (stage, phase, micro_batch), weights in found.items():
@@ -547,32 +506,31 @@ def _split(found: dict[tuple[int, str, int], _Found]) -> set[tuple[int, int]]:
         if inputs is None:
             unclear.add((stage, micro_batch))
         # W began before I was done: they alternate, layer by layer, which is a full backward.
-        elif inputs.slots[-1] > weights.slots[0]:
+        elif inputs[-1] > weights[0]:
             full.add((stage, micro_batch))
         else:
             # Directly behind one another; with one op each, order alone cannot tell a split backward from a full one.
-            beside = place[weights.slots[0]] == place[inputs.slots[-1]] + 1
-            by_chance = beside and min(len(inputs.slots), len(weights.slots)) == 1
+            beside = place[weights[0]] == place[inputs[-1]] + 1
+            by_chance = beside and min(len(inputs), len(weights)) == 1
             (unclear if by_chance else apart).add((stage, micro_batch))
     stages_full, stages_apart = ({stage for stage, _ in some} for some in (full, apart))
     # What is unclear is read as its stage's other backwards, or as the role's where the stage has none.
     return apart | {one for one in unclear if one[0] in stages_apart or (apart and one[0] not in stages_full)}
 
 
-def _overlapped(works: list[_Found]) -> list[Work]:
+def _overlapped(works: list[Work]) -> list[Work]:
     """Actions of different micro-batches or stages whose slots alternate become one OVERLAP_F_B."""
     done: list[Work] = []
     for work in works:
-        action = Action(work.stage, work.kind, work.micro_batch)
         # The earlier action was not done when this one began: their ops alternate.
-        if done and done[-1].slots[-1] > work.slots[0] and _together(done[-1].action, action):
+        if done and done[-1].slots[-1] > work.slots[0] and _together(done[-1].action, work.action):
             before = done.pop()
             # OVERLAP_F_B names the forward first, whichever began first.
-            forward, backward = sorted((before.action, action), key=lambda one: one.kind != 'F')
+            forward, backward = sorted((before.action, work.action), key=lambda one: one.kind != 'F')
             joint = overlap(forward, backward)
             done.append(Work(action=joint, slots=tuple(sorted((*before.slots, *work.slots)))))
         else:
-            done.append(Work(action=action, slots=tuple(work.slots)))
+            done.append(work)
     return done
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from math import expm1
@@ -20,7 +20,7 @@ from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate, step_ends
 from simpar.hardware import Cluster, Device, Profile, ShareFigure
 from simpar.interval import Interval, Spread, bound_by, interval, spread_of, streaming_share
-from simpar.lazy import Card, dataframe, interactive
+from simpar.lazy import Card, notebook
 from simpar.memory import Framework, Memory, Room, fits, framework_of, margin_of, memory, room_of
 from simpar.metrics import Metrics, metrics
 from simpar.program import Program
@@ -240,35 +240,30 @@ class Prediction(Card):
     @property
     def notes(self) -> tuple[str, ...]:
         """What the reader should know besides the figures."""
-        return (*self.program.notes, *self._clock(), *self._beyond(), *self._queues(), *_unsteady(self.trace))
+        return (*self.program.notes, *self._own_notes())
 
-    def _clock(self) -> tuple[str, ...]:
+    def _own_notes(self) -> Iterator[str]:
+        device, role, queues = self.profile.device, self.program.role(0), self.costs.work_queues
         # Without a stack all is at its best, and the answer does not claim more.
-        device = self.profile.device
-        if not self.stack or not device.matrix or device.sustained:
-            return ()
-        unknown = f'the clock that {device.name} keeps under load is not known, so the step may be too fast'
-        return (f'{unknown}: give device.sustained in its profile, or a measured step by --fit',)
-
-    def _beyond(self) -> tuple[str, ...]:
-        far = {index for index, why in self.costs.why.items() if BEYOND in why}
-        if not far:
-            return ()
-        each = self.costs.compute[self.program.role(0).op_class]
-        share = each[np.isin(self.program.role(0).op_class, list(far))].sum() / each.sum()
-        if share < _FELT:
-            return ()
-        far_away = f'more than {FAR:g} times as large as any in the measured table'
-        what = f'{share * 100:.0f} % of computing is products {far_away}'
-        return (f'{what}: their rates go on from its edge',)
-
-    def _queues(self) -> tuple[str, ...]:
-        queues = self.costs.work_queues
-        if not queues:
-            return ()
-        streams = max(len(role.streams) for role in self.program.roles)
-        shared = f'{streams} streams of a device share {queues} work queue{"s" if queues > 1 else ""}'
-        return (f'{shared}: an op that waits holds up what is issued behind it to the same one',)
+        if self.stack and device.matrix and not device.sustained:
+            unknown = f'the clock that {device.name} keeps under load is not known, so the step may be too fast'
+            yield f'{unknown}: give device.sustained in its profile, or a measured step by --fit'
+        if far := [index for index, why in self.costs.why.items() if BEYOND in why]:
+            each = self.costs.compute[role.op_class]
+            share = each[np.isin(role.op_class, far)].sum() / each.sum()
+            if share >= _FELT:
+                far_away = f'more than {FAR:g} times as large as any in the measured table'
+                what = f'{share * 100:.0f} % of computing is products {far_away}'
+                yield f'{what}: their rates go on from its edge'
+        if queues:
+            streams = max(len(role.streams) for role in self.program.roles)
+            shared = f'{streams} streams of a device share {queues} work queue{"s" if queues > 1 else ""}'
+            yield f'{shared}: an op that waits holds up what is issued behind it to the same one'
+        times, steps = self.trace.step_times, self.trace.steps
+        # A thousandth: less than any other error of the model.
+        if steps > 1 and abs(times[-1] - times[-2]) > 1e-3 * times[-1]:
+            change = (times[-1] / times[-2] - 1) * 100
+            yield f'not steady yet: step {steps} differs from step {steps - 1} by {change:+.1f} %; simulate more'
 
     def timeline(self) -> Figure:
         """The timeline of a steady step, below its baseline's."""
@@ -283,11 +278,11 @@ class Prediction(Card):
 
         Arguments: ``ranks`` whose ops it shows; unless given, a few that differ.
         """
-        return interactive(self, ranks)
+        return notebook().Interactive(self, ranks)
 
     def to_dataframe(self, kind: str = 'streams') -> Any:
         """A table of pandas: ``streams``, ``spans`` or ``memory``."""
-        return dataframe(self, kind)
+        return notebook().to_dataframe(self, kind)
 
 
 def followed(program: Program, costs: Costs, steps: int = 3) -> Trace:
@@ -446,16 +441,4 @@ def _same(one: Costs, other: Costs) -> bool:
         and one.waiting == other.waiting
         and (one.waits, one.host_step, one.work_queues) == (other.waits, other.host_step, other.work_queues)
         and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)
-    )
-
-
-def _unsteady(trace: Trace) -> tuple[str, ...]:
-    """A note where the last two steps differ, so that a further one may differ too."""
-    times = trace.step_times
-    # A thousandth: less than any other error of the model.
-    if trace.steps < 2 or abs(times[-1] - times[-2]) <= 1e-3 * times[-1]:
-        return ()
-    change = (times[-1] / times[-2] - 1) * 100
-    return (
-        f'not steady yet: step {trace.steps} differs from step {trace.steps - 1} by {change:+.1f} %; simulate more',
     )

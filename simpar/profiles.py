@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from simpar import document
+from simpar import document, shipped
 from simpar.document import Tree
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.files import read_csv, read_regular
@@ -131,9 +131,7 @@ File = tuple[str, str]
 
 def profile_folder() -> Path:
     """Where the profiles that come with simpar are: in the package, or beside it in a checkout."""
-    here = Path(__file__).parent
-    # A wheel has the folder inside the package, a checkout beside it.
-    return next((found for found in (here / 'hw_profiles', here.parent / 'hw_profiles') if found.is_dir()), here)
+    return shipped.folder('hw_profiles')
 
 
 def profile_names() -> list[str]:

@@ -189,10 +189,7 @@ def to_dict(prediction: Prediction) -> dict[str, Any]:
         'gain': prediction.gain,
         'gain_noise': prediction.gain_noise,
         'without_effect': keys.without_effect_json(prediction.without_effect),
-        'explanation': [
-            {'effect': row.effect, 'seconds': row.seconds, 'baseline': row.baseline, 'step': row.step}
-            for row in prediction.explanation
-        ],
+        'explanation': [asdict(row) for row in prediction.explanation],
         'baseline': _answer(prediction.baseline) if prediction.baseline else None,
     }
 

@@ -64,14 +64,11 @@ def _profile(case: Case) -> dict[str, Any]:
     tables = {kind: getattr(profile.tables, kind) for kind in profiles.COLUMNS}
     told: dict[str, Any] = {'profile': case.schedule.cluster.profile}
     told |= {key: figure.value for key, figure in figures_of(profile)}
-    told |= {f'tables.{kind}': _digest(Path(table.file)) for kind, table in tables.items() if table is not None}
+    files = {kind: Path(table.file) for kind, table in tables.items() if table is not None}
+    told |= {f'tables.{kind}': sha256(file.read_bytes()).hexdigest()[:16] for kind, file in files.items()}
     if named.has_stack:
         told |= {'stack': named.stack} | _flat(dataclasses.asdict(profiles.load_stack(named.stack)), 'stack')
     return told
-
-
-def _digest(file: Path) -> str:
-    return sha256(file.read_bytes()).hexdigest()[:16]
 
 
 def _flat(value: Any, at: str = '') -> dict[str, Any]:
@@ -131,8 +128,7 @@ def difference(old: SavedTrace, new: SavedTrace, names: tuple[str, str] = ('the 
 
     Arguments: ``names`` of the files, for messages. Raises ``ScheduleError`` where one says not what it rests on.
     """
-    answers = [_answer(saved, name) for saved, name in zip((old, new), names, strict=True)]
-    first, second = answers
+    first, second = (_answer(saved, name) for saved, name in zip((old, new), names, strict=True))
     return Difference(
         figures={name: (first['figures'].get(name), second['figures'].get(name)) for name in first['figures']},
         changes={part: tuple(_changes(first[part], second[part])) for part in PARTS},
@@ -242,15 +238,5 @@ def _shown(value: Any) -> str:
 
 def difference_to_dict(found: Difference) -> dict[str, Any]:
     """The difference as one object; pairs are [old, new]."""
-    return {
-        'format': FORMAT,
-        'figures': {name: list(pair) for name, pair in found.figures.items()},
-        'changed': list(found.changed),
-        'changes': {
-            part: [{'key': one.key, 'old': one.old, 'new': one.new} for one in changes]
-            for part, changes in found.changes.items()
-        },
-        'operators': {name: list(pair) for name, pair in found.operators.items()},
-        'unit': found.unit,
-        'same_program': found.same_program,
-    }
+    told = dataclasses.asdict(found)
+    return {'format': FORMAT, 'figures': told.pop('figures'), 'changed': list(found.changed), **told}

@@ -42,20 +42,21 @@ class Example:
 
 def example_folder() -> Path:
     """Where they are."""
-    return _folder('examples')
+    return folder('examples')
 
 
 def measured_folder() -> Path:
     """Where the published steps are that `simpar validate` reads."""
-    return _folder('measured_steps')
+    return folder('measured_steps')
 
 
 def notebooks() -> list[Path]:
     """The notebooks that come with simpar."""
-    return sorted(_folder('notebooks').glob('*.ipynb'))
+    return sorted(folder('notebooks').glob('*.ipynb'))
 
 
-def _folder(name: str) -> Path:
+def folder(name: str) -> Path:
+    """A folder that comes with simpar."""
     here = Path(__file__).parent
     # A wheel has the folder inside the package, a checkout beside it.
     return next((found for found in (here / name, here.parent / name) if found.is_dir()), here)

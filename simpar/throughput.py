@@ -4,7 +4,7 @@ And of a training run of so many tokens: days, device-hours and money, failures 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from math import exp, isfinite, prod
 from typing import Any, Final
 
@@ -345,7 +345,7 @@ def _size(throughput: Throughput) -> str:
 def run_to_dict(budget: Budget, run: Run) -> dict[str, Any]:
     """A run as one object, in seconds."""
     return {
-        **{field.name: getattr(budget, field.name) for field in fields(Budget)},
+        **asdict(budget),
         'seconds': run.seconds if isfinite(run.seconds) else None,
         'seconds_of_training': run.trains,
         'device_hours': run.device_hours if isfinite(run.seconds) else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,7 @@ _LONGEST = 1e8
 """Seconds of a trace: beyond them a double does not tell microseconds apart."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedSlot:
+class SavedSlot(NamedTuple):
     """What a slot of a role is: ``op`` names it with its micro-batch and copy, ``op_class`` without."""
 
     op: str
@@ -161,13 +160,12 @@ def save_trace(
 
 def _written(saved: SavedTrace) -> dict[str, Any]:
     # Columns instead of rows: names of fields stand once, not once a slot.
-    columns = list(SavedSlot.__slots__)
     content: dict[str, Any] = {
         'format': FORMAT,
         'program': saved.program,
         'origin': saved.origin,
         'lane_of_rank': list(saved.representative_of_rank),
-        'roles': [{name: [getattr(slot, name) for slot in role] for name in columns} for role in saved.roles],
+        'roles': [{name: [getattr(slot, name) for slot in role] for name in SavedSlot._fields} for role in saved.roles],
         'lanes': [
             {
                 'rank': rank_times.rank,
@@ -199,26 +197,22 @@ def load_trace(path: Path) -> SavedTrace:
 
 def _checked(path: Path, content: _Content) -> SavedTrace:
     """The trace of a file's content. Raises ``ScheduleError`` where it does not fit together."""
-    wrong = _inconsistency(content) or _not_a_network(content.net)
+    wrong = _inconsistency(content)
     if wrong:
         raise refusal(path, wrong, 'write the trace again with --save')
     return SavedTrace(
-        roles=tuple(_slots(role) for role in content.roles),
-        representatives=tuple(_saved_rank(times) for times in content.lanes),
+        roles=tuple(
+            tuple(map(SavedSlot, *(getattr(role, name) for name in SavedSlot._fields))) for role in content.roles
+        ),
+        representatives=tuple(
+            SavedRank(one.rank, np.array(one.arrive), np.array(one.start), np.array(one.end), one.role)
+            for one in content.lanes
+        ),
         representative_of_rank=tuple(content.lane_of_rank),
         basis=_basis(path, content),
         **{key: getattr(content, key) for key in ('program', 'origin', 'answer', 'net', 'name', 'samples')},
         baseline=_checked(path, content.baseline) if content.baseline else None,
     )
-
-
-def _not_a_network(net: str) -> str:
-    """Why a text is no network, or nothing."""
-    try:
-        parse_net(net or 'none')
-    except ValueError as error:
-        return f'net: {error}'
-    return ''
 
 
 def _basis(path: Path, content: _Content) -> Basis | None:
@@ -294,6 +288,10 @@ def _inconsistency(content: _Content) -> str:
             return f'lanes.{number}: names a role or a rank that is not there'
         if wrong := _wrong_times(times, steps, len(content.roles[times.role].op)):
             return f'lanes.{number}: {wrong}'
+    try:
+        parse_net(content.net or 'none')
+    except ValueError as error:
+        return f'net: {error}'
     return ''
 
 
@@ -311,12 +309,3 @@ def _wrong_times(times: _RankContent, steps: int, slots: int) -> str:
     if (end < arrive).any() or (end < start).any():
         return 'some op ends before it arrives or starts'
     return ''
-
-
-def _slots(role: _RoleContent) -> tuple[SavedSlot, ...]:
-    columns = [getattr(role, name) for name in SavedSlot.__slots__]
-    return tuple(SavedSlot(**dict(zip(SavedSlot.__slots__, row, strict=True))) for row in zip(*columns, strict=True))
-
-
-def _saved_rank(times: _RankContent) -> SavedRank:
-    return SavedRank(times.rank, np.array(times.arrive), np.array(times.start), np.array(times.end), times.role)

@@ -17,11 +17,11 @@ from statistics import fmean
 from simpar.predict import step_of
 from simpar.profiles import load_stack
 from simpar.shipped import measured_folder
+from simpar.validate.columns import Skipped
 from simpar.validate.fit import BOUNDS, with_numbers
 from simpar.validate.rows import Row, is_for_fitting, read_rows
 from simpar.validate.run import null_rates, null_seconds
 from simpar.validate.settings import schedule_tree
-from simpar.validate.words import Skipped
 from tests.accuracy_page import MOST_DEVICES, put
 from tests.equipment.residuals import Bench, bench_of
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from simpar.errors import SimparError
 from simpar.profiles import load_stack
 from simpar.shipped import measured_folder
+from simpar.validate.columns import Skipped
 from simpar.validate.memory import OF_ALL, MemoryPair, held_of, measured, memory_score, pair_of, program_of
 from simpar.validate.rows import read_rows
-from simpar.validate.words import Skipped
 from tests.accuracy_page import put
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'memory_tables.md'

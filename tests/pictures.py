@@ -21,7 +21,7 @@ from matplotlib.text import Text
 
 import simpar
 from simpar.comparison import compare
-from simpar.notebook.compared import difference_picture
+from simpar.notebook import difference_picture
 from simpar.planner.render import front_picture, sizes_picture
 from simpar.plot import timeline, write_figure
 from simpar.sweep.plot import bars

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simpar.errors import ScheduleError
-from simpar.traces import cells
+from simpar.traces import ascend
 from simpar.traces.ascend import COLUMNS, columns_of, duration, nanoseconds, read_kernel_details
 
 HEADS = (
@@ -87,7 +87,7 @@ def test_drawn_tables_are_read_as_csv_reads_them(tmp_path: Path, monkeypatch: py
     for number in range(100):
         path = tmp_path / 'kernel_details.csv'
         path.write_bytes(drawn(rng))
-        monkeypatch.setattr(cells, 'BLOCK', rng.choice([300, 1500, 2**20]))
+        monkeypatch.setattr(ascend, 'BLOCK', rng.choice([300, 1500, 2**20]))
         words, expected = str(path), list[tuple[int, int, str, str, str]]()
         try:
             expected = by_row(path)

@@ -10,12 +10,11 @@ from tables import load_table, load_tree
 from simpar.cli import main
 from simpar.profiles import profile_of_hardware
 from simpar.shipped import measured_folder
-from simpar.validate.columns import stack_name
-from simpar.validate.recompute import recompute_of
+from simpar.validate import columns
+from simpar.validate.columns import Network, Precision, Skipped, network_of, precision_of, recompute_of, year_of
 from simpar.validate.rows import COLUMNS, Row, is_for_fitting, read_rows, vocabulary_of
 from simpar.validate.run import Pair, choice, null_rates, null_seconds, null_work, score
 from simpar.validate.settings import assumed, schedule_tree
-from simpar.validate.words import Network, Precision, Skipped, network_of, precision_of, year_of
 
 CELLS = load_table(__file__, 'CELLS')
 
@@ -76,7 +75,7 @@ def test_a_vocabulary_that_contradicts_the_stated_weights_is_that_of_most_models
 
 def test_zero_bubble_orders_with_post_validation_wait_for_no_norm():
     fork = {'framework': 'Megatron-LM fork (sail-sg zero-bubble)', 'overlap_flags': 'optimizer post-validation (ZB-*)'}
-    names = {order: stack_name(row(**fork, pp=8, dp=1, schedule=order)) for order in ('1F1B', 'ZB-1p', 'ZB-V')}
+    names = {order: columns.stack_name(row(**fork, pp=8, dp=1, schedule=order)) for order in ('1F1B', 'ZB-1p', 'ZB-V')}
     assert names == {'1F1B': 'zero-bubble', 'ZB-1p': 'zero-bubble-post', 'ZB-V': 'zero-bubble-post'}
     tree = schedule_tree(row(**fork, pp=8, dp=1, global_batch=32, schedule='ZB-1p'))
     assert tree['workload']['clip_norm'] == 0
@@ -115,17 +114,17 @@ def test_the_choice_among_plans_by_hand():
     ('framework', 'stack'), load_table(__file__, 'test_a_framework_has_its_stack_and_an_unknown_one_the_default')
 )
 def test_a_framework_has_its_stack_and_an_unknown_one_the_default(framework, stack):
-    assert stack_name(row(framework=framework)) == stack
+    assert columns.stack_name(row(framework=framework)) == stack
 
 
 def test_flags_tell_scripts_of_mindspeed_that_fuse_less():
     """Where no flags are published, nothing is known of them."""
     for flags, stack in (('use-flash-attn', 'mindspeed-unfused'), ('use-mc2', 'mindspeed'), ('', 'mindspeed')):
-        assert stack_name(row(framework='MindSpeed-LLM Legacy', overlap_flags=flags)) == stack
+        assert columns.stack_name(row(framework='MindSpeed-LLM Legacy', overlap_flags=flags)) == stack
 
 
 def test_a_column_names_the_stack():
-    assert stack_name(row(stack='deepspeed')) == 'deepspeed'
+    assert columns.stack_name(row(stack='deepspeed')) == 'deepspeed'
 
 
 def test_what_a_row_says_goes_before_its_stack():
@@ -281,9 +280,9 @@ def test_the_year_of_a_framework(cells, year):
 
 
 def test_the_year_reaches_the_table_of_stacks():
-    assert stack_name(row(framework='Megatron-LM', source='arXiv 2104.04473')) == 'megatron-2021'
+    assert columns.stack_name(row(framework='Megatron-LM', source='arXiv 2104.04473')) == 'megatron-2021'
     silent = row(framework='Megatron-LM', vocab=50257, dtype='bf16')
-    assert stack_name(silent) == 'megatron-te'
+    assert columns.stack_name(silent) == 'megatron-te'
     assert list(assumed(silent)) == ['year of Megatron-LM not stated: its stack of today']
 
 

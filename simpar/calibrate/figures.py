@@ -14,58 +14,6 @@ from simpar.cost.formula import share, steps
 from simpar.hardware import Grade
 from simpar.hardware.net import parse_net
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fit:
-    """Coefficients, the relative errors of what they say, and which of them came out negative and were set to zero."""
-
-    values: tuple[float, ...]
-    residuals: NDArray[np.float64]
-    negative: tuple[int, ...]
-
-    @property
-    def typical(self) -> float:
-        """The median size of the relative errors."""
-        return float(np.median(np.abs(self.residuals)))
-
-    @property
-    def worst(self) -> float:
-        """The largest size of the relative errors."""
-        return float(np.max(np.abs(self.residuals)))
-
-
-def relative_fit(terms: ArrayLike, seconds: ArrayLike) -> Fit:
-    """Coefficients x ≥ 0 that make Σ ((terms · x − seconds) / seconds)² small.
-
-    Arguments:
-        terms: shape [rows, coefficients].
-        seconds: shape [rows], positive.
-    Of the negative coefficients of a free fit the one with the largest part in the sum is left out, until there are
-    none (an active set without second thoughts: not always the very least sum, always non-negative).
-    """
-    y = np.asarray(seconds, dtype=np.float64)
-    # Divided by the seconds, all rows aim at 1, and residuals are relative errors.
-    scaled = np.asarray(terms, dtype=np.float64) / y[:, None]
-    size = np.linalg.norm(scaled, axis=0)
-    # Columns are scaled to one length, as FLOPs and constants differ by many orders; an empty column stays empty.
-    size[size == 0] = 1.0
-    scaled = scaled / size
-    kept = list(range(scaled.shape[1]))
-    values = np.zeros(len(kept))
-    negative: list[int] = []
-    while kept:
-        found = np.linalg.lstsq(scaled[:, kept], np.ones(len(y)), rcond=None)[0]
-        # After scaling, the most negative coefficient has the largest part in the sum.
-        lowest = int(np.argmin(found))
-        if found[lowest] >= 0:
-            values[kept] = found
-            break
-        negative.append(kept.pop(lowest))
-    return Fit(tuple((values / size).tolist()), scaled @ values - 1.0, tuple(sorted(negative)))
-
-
-# A number of a profile: its value, where it is from, and what is wrong with it.
-
 MOST_RESIDUAL: Final = 0.05
 """A median relative error of a fit above which its coefficients are estimates."""
 
@@ -99,23 +47,69 @@ def inverse(value: float, otherwise: float) -> float:
     return 1.0 / value if value > 0 else otherwise
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """A fit, and what it was made of, in words."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """Coefficients, the relative errors of what they say, and which of them came out negative and were set to zero.
 
-    fit: Fit
-    over: str
+    Arguments: ``over``, what it was made of, in words.
+    """
+
+    values: tuple[float, ...]
+    residuals: NDArray[np.float64]
+    negative: tuple[int, ...]
+    over: str = ''
+
+    @property
+    def typical(self) -> float:
+        """The median size of the relative errors."""
+        return float(np.median(np.abs(self.residuals)))
+
+    @property
+    def worst(self) -> float:
+        """The largest size of the relative errors."""
+        return float(np.max(np.abs(self.residuals)))
 
     def number(self, value: float, kind: str = '', *, negative: bool) -> Number:
         """A coefficient, or what was made of some.
 
         Arguments: ``negative``: it would have been below zero.
         """
-        missed, worst = self.fit.typical, self.fit.worst
+        missed, worst = self.typical, self.worst
         flags = [f'the fit misses {missed:.0%} in the median'] if missed > MOST_RESIDUAL else []
         flags += ['came out negative'] if negative else []
         source = f'relative least squares over {self.over}, which it misses by {missed:.1%} (median) to {worst:.0%}'
         return Number(value=value, kind=kind, source=source, flags=tuple(flags))
+
+
+def relative_fit(terms: ArrayLike, seconds: ArrayLike, over: str = '') -> Fit:
+    """Coefficients x ≥ 0 that make Σ ((terms · x − seconds) / seconds)² small.
+
+    Arguments:
+        terms: shape [rows, coefficients].
+        seconds: shape [rows], positive.
+        over: what they are, in words.
+    Of the negative coefficients of a free fit the one with the largest part in the sum is left out, until there are
+    none (an active set without second thoughts: not always the very least sum, always non-negative).
+    """
+    y = np.asarray(seconds, dtype=np.float64)
+    # Divided by the seconds, all rows aim at 1, and residuals are relative errors.
+    scaled = np.asarray(terms, dtype=np.float64) / y[:, None]
+    size = np.linalg.norm(scaled, axis=0)
+    # Columns are scaled to one length, as FLOPs and constants differ by many orders; an empty column stays empty.
+    size[size == 0] = 1.0
+    scaled = scaled / size
+    kept = list(range(scaled.shape[1]))
+    values = np.zeros(len(kept))
+    negative: list[int] = []
+    while kept:
+        found = np.linalg.lstsq(scaled[:, kept], np.ones(len(y)), rcond=None)[0]
+        # After scaling, the most negative coefficient has the largest part in the sum.
+        lowest = int(np.argmin(found))
+        if found[lowest] >= 0:
+            values[kept] = found
+            break
+        negative.append(kept.pop(lowest))
+    return Fit(tuple((values / size).tolist()), scaled @ values - 1.0, tuple(sorted(negative)), over)
 
 
 # Figures of a device that a record has beside its kernels: what the host takes to issue, and the clock under load.
@@ -161,12 +155,13 @@ def _host_link(record: Record) -> dict[str, Number]:
     """What copies to the host and back reach, and what each takes however small."""
     if not record.copies:
         return {}
-    fit = relative_fit([[1.0, row.bytes] for row in record.copies], [row.seconds.median for row in record.copies])
-    made = Fitted(fit, f'{len(record.copies)} copies to the host and back')
+    seconds = [row.seconds.median for row in record.copies]
+    over = f'{len(record.copies)} copies to the host and back'
+    fit = relative_fit([[1.0, row.bytes] for row in record.copies], seconds, over)
     quickest = max(row.bytes / row.seconds.median for row in record.copies)
     return {
-        'host_link.bandwidth': made.number(inverse(fit.values[1], quickest), 'rate', negative=1 in fit.negative),
-        'host_link.latency': made.number(fit.values[0], 'time', negative=0 in fit.negative),
+        'host_link.bandwidth': fit.number(inverse(fit.values[1], quickest), 'rate', negative=1 in fit.negative),
+        'host_link.latency': fit.number(fit.values[0], 'time', negative=0 in fit.negative),
     }
 
 
@@ -209,15 +204,14 @@ def _link(record: Record, rows: Sequence[CollectiveRow]) -> dict[str, Number]:
     terms = [(1.0, steps('ring', row.operator, row.ranks), size) for row, size in zip(rings, passed, strict=True)]
     take = records.of_messages(record)
     seconds = np.array([take(records.counted(row)) for row in rings])
-    fit = relative_fit(terms, seconds)
+    fit = relative_fit(terms, seconds, f'{len(rings)} collectives')
     start, latency, a_byte = fit.values
-    made = Fitted(fit, f'{len(rings)} collectives')
     bandwidth = inverse(a_byte, float(np.max(np.array(passed) / seconds)))
-    alone = made.number(bandwidth, 'rate', negative=2 in fit.negative)
+    alone = fit.number(bandwidth, 'rate', negative=2 in fit.negative)
     return {
         'links.bandwidth': _at_once(record, _paced(record, alone), rows),
-        'links.latency': made.number(latency, 'time', negative=1 in fit.negative),
-        'library.start': made.number(start, 'time', negative=0 in fit.negative),
+        'links.latency': fit.number(latency, 'time', negative=1 in fit.negative),
+        'library.start': fit.number(start, 'time', negative=0 in fit.negative),
     }
 
 
@@ -293,7 +287,9 @@ def numbers_of(record: Record, tables: Mapping[str, Table]) -> dict[str, Number]
     else:
         source = f'not measured: {UNITS:g} of the matrix units in {record.dtype}'
         found[VECTOR] = Number(value=peak * UNITS, kind='flops', source=source, guessed=True)
-    found |= _memory(record, _streaming(tables['operator'].lines))
+    operators = tables['operator'].lines
+    # A bench of few operators may have none that streams.
+    found |= _memory(record, [line for line in operators if line.key[0] in STREAMING] or operators)
     found |= _attention(record, tables['attention'].lines if 'attention' in tables else (), peak)
     found |= network(record)
     found |= _slow_down(record.overlap)
@@ -305,11 +301,6 @@ def peak_of(record: Record) -> str:
     return VECTOR if record.dtype == 'fp32' else f'device.matrix.{record.dtype}'
 
 
-def _flops(line: Line) -> float:
-    m, n, k = (float(size) for size in line.key)
-    return 2.0 * m * n * k
-
-
 def _matmul(lines: Sequence[Line], peak_key: str) -> dict[str, Number]:
     """Peak and four constants of ``simpar.cost.compute.by_products``: kernel + 2 / F · (mn + area) · (k + depth).
 
@@ -317,9 +308,11 @@ def _matmul(lines: Sequence[Line], peak_key: str) -> dict[str, Number]:
     It is linear in 1, mnk, k and mn, of which the first takes kernel and 2 / F · area · depth.
     """
     m, n, k = (np.array([float(line.key[place]) for line in lines]) for place in range(3))
-    fit = relative_fit(np.column_stack([np.ones(len(lines)), m * n * k, k, m * n]), [line.seconds for line in lines])
+    terms = np.column_stack([np.ones(len(lines)), m * n * k, k, m * n])
+    seconds = np.array([line.seconds for line in lines])
+    fit = relative_fit(terms, seconds, f'{len(lines)} matrix products')
     fixed, work, by_k, by_mn = fit.values
-    best = max(_flops(line) / line.seconds for line in lines)
+    best = float(np.max(2.0 * m * n * k / seconds))
     # A work term that was left out of the fit would make the limit infinite.
     work = work or 2.0 / best
     # An extrapolated limit is believed only near rates that were seen.
@@ -328,37 +321,31 @@ def _matmul(lines: Sequence[Line], peak_key: str) -> dict[str, Number]:
     area, depth = by_k / work, by_mn / work
     # Multiplied out, the formula's product of area and depth is constant and lies in the fixed term.
     kernel = fixed - work * area * depth
-    made = Fitted(fit, f'{len(lines)} matrix products')
     quickest = Number(value=best, kind='flops', source='the quickest of the matrix products')
     return {
-        peak_key: quickest if best == peak else made.number(peak, 'flops', negative=False),
-        'device.kernel.matrix': made.number(max(kernel, 0.0), 'time', negative=kernel < -TINY or 0 in fit.negative),
-        'device.matmul.share': made.number(limit / peak, negative=1 in fit.negative),
-        'device.matmul.half_area': made.number(max(area, TINY), negative=2 in fit.negative),
-        'device.matmul.half_depth': made.number(max(depth, TINY), negative=3 in fit.negative),
+        peak_key: quickest if best == peak else fit.number(peak, 'flops', negative=False),
+        'device.kernel.matrix': fit.number(max(kernel, 0.0), 'time', negative=kernel < -TINY or 0 in fit.negative),
+        'device.matmul.share': fit.number(limit / peak, negative=1 in fit.negative),
+        'device.matmul.half_area': fit.number(max(area, TINY), negative=2 in fit.negative),
+        'device.matmul.half_depth': fit.number(max(depth, TINY), negative=3 in fit.negative),
     }
-
-
-def _streaming(lines: Sequence[Line]) -> Sequence[Line]:
-    # A bench of few operators may have none that streams.
-    return [line for line in lines if line.key[0] in STREAMING] or lines
 
 
 def _memory(record: Record, lines: Sequence[Line]) -> dict[str, Number]:
     """kernel + bytes / rate, of operators that hardly compute."""
     moved, seconds = np.array([float(line.key[2]) for line in lines]), np.array([line.seconds for line in lines])
-    fit = relative_fit(np.column_stack([np.ones(len(lines)), moved]), seconds)
+    over = f'{len(lines)} operators that hardly compute'
+    fit = relative_fit(np.column_stack([np.ones(len(lines)), moved]), seconds, over)
     best = float(np.max(moved / seconds))
-    made = Fitted(fit, f'{len(lines)} operators that hardly compute')
     # A device has memory of its own; the ranks of a processor share it.
     size = record.memory / (record.per_host if record.device == 'cpu' else 1)
     shared = f'the memory of the machine over {record.per_host} ranks'
     whole = (shared if record.device == 'cpu' else 'as the device tells') if size else 'a guess'
     return {
-        'device.kernel.memory': made.number(fit.values[0], 'time', negative=0 in fit.negative),
+        'device.kernel.memory': fit.number(fit.values[0], 'time', negative=0 in fit.negative),
         'device.memory.size': Number(value=size or 8e9, kind='size', source=whole, guessed=not size),
         'device.memory.bandwidth': Number(value=best, kind='rate', source='the quickest operator that hardly computes'),
-        'device.memory.share': made.number(min(inverse(fit.values[1], best) / best, 1.0), negative=1 in fit.negative),
+        'device.memory.share': fit.number(min(inverse(fit.values[1], best) / best, 1.0), negative=1 in fit.negative),
     }
 
 
@@ -377,14 +364,13 @@ def _attention(record: Record, lines: Sequence[Line], peak: float) -> dict[str, 
         return {key: Number(value=value, source='a guess', guessed=True) for key, value in guesses.items()}
     # Two products of sequence² × head_dim a head, halved by the causal mask.
     flops = [2.0 * float(line.key[3]) * float(line.key[2]) ** 2 * float(line.key[1]) for line in lines]
-    fit = relative_fit(np.column_stack([np.ones(len(lines)), flops]), [line.seconds for line in lines])
+    over, seconds = f'{len(lines)} sizes of attention', [line.seconds for line in lines]
+    fit = relative_fit(np.column_stack([np.ones(len(lines)), flops]), seconds, over)
     rate = inverse(fit.values[1], peak)
     quarter, median, three_quarters = (_quantile(ratios, weights, part) for part in (0.25, 0.5, 0.75))
     spread = (three_quarters - quarter) / median
     return {
-        'device.attention.share': Fitted(fit, f'{len(lines)} sizes of attention').number(
-            min(rate / peak, 1.0), negative=1 in fit.negative
-        ),
+        'device.attention.share': fit.number(min(rate / peak, 1.0), negative=1 in fit.negative),
         'device.attention.backward': Number(
             value=median,
             source=f'median over {len(ratios)} sizes of attention',

@@ -85,17 +85,13 @@ def require_profile_path(path: Path) -> None:
         raise refusal(path, 'not the name of a profile', f'write a name that ends in {SUFFIXES[0]}')
     if path.is_dir():
         raise refusal(path, 'is a folder', f'write the name of a file, e.g. {path.stem}/{FILE}')
-    if _is_schedule(path):
-        what = 'is a schedule, and the profile would be written over it'
-        raise refusal(path, what, f'write the name of a new file, e.g. {path.stem}-profile.yaml')
-
-
-def _is_schedule(path: Path) -> bool:
     # What cannot be read is no schedule of anybody's.
+    root = None
     with suppress(ScheduleError):
         root = document.read(path).root if path.is_file() else None
-        return isinstance(root, dict) and 'workload' in root
-    return False
+    if isinstance(root, dict) and 'workload' in root:
+        what = 'is a schedule, and the profile would be written over it'
+        raise refusal(path, what, f'write the name of a new file, e.g. {path.stem}-profile.yaml')
 
 
 def write_profile(path: Path, calibration: Calibration) -> list[Path]:
@@ -166,10 +162,13 @@ def _tree(path: Path, calibration: Calibration) -> dict[str, Any]:
     # ``folder/profile.yaml`` is called by its folder, as the profiles that come with simpar are.
     name = path.parent.resolve().name if path.name == FILE else path.stem
     figure = {key: _figure(number, calibration) for key, number in calibration.numbers.items()}
-    given = _given() if record.compute == 'emulated' else {}
+    # Emulated compute takes the device of the shipped profile as it is.
+    is_given = record.compute == 'emulated'
+    given: dict[str, Any] = yaml.safe_load(profile_path(GIVEN).read_text(encoding='utf-8')) if is_given else {}
     compute = ', emulated compute' if given else ''
     where = f' on {record.hosts} hosts' if record.hosts > 1 else ''
     ranks = f'{record.ranks} ranks{where} over {record.library}'
+    library = {'nccl': 'NCCL', 'hccl': 'HCCL'}.get(record.library, record.library)
     return {
         'format': 1,
         'name': name,
@@ -179,8 +178,9 @@ def _tree(path: Path, calibration: Calibration) -> dict[str, Any]:
         'device': given.get('device') or _device(record, figure),
         'host': given.get('host') or {'mode': 'eager', 'issue': _under(figure, 'host.issue')},
         'links': _links(record, figure),
-        **_host_link(figure),
-        'library': {'name': _library(record), 'across': 'flat', 'start': figure['library.start'], **_exchange(record)},
+        # Where copies to the host were measured.
+        **({'host_link': {'name': 'host', **_reached(figure, 'host_link')}} if 'host_link.latency' in figure else {}),
+        'library': {'name': library, 'across': 'flat', 'start': figure['library.start'], **_exchange(record)},
         'slow_down': {
             **given.get('slow_down', {}),
             **_under(figure, 'slow_down'),
@@ -190,10 +190,6 @@ def _tree(path: Path, calibration: Calibration) -> dict[str, Any]:
         'tables': {kind: _table(path, table, calibration) for kind, table in calibration.tables.items()},
         'net': record.net,
     }
-
-
-def _library(record: Record) -> str:
-    return {'nccl': 'NCCL', 'hccl': 'HCCL'}.get(record.library, record.library)
 
 
 def _device(record: Record, figure: dict[str, _Leaf]) -> dict[str, Any]:
@@ -223,21 +219,10 @@ def _link(name: str, devices: int, per: str, figure: dict[str, _Leaf], of: str) 
     return {'name': name, 'devices': devices, 'per': per, **_reached(figure, of), 'algorithm': _Leaf({2: 'ring'})}
 
 
-def _host_link(figure: dict[str, _Leaf]) -> dict[str, Any]:
-    """Where copies to the host were measured."""
-    return {'host_link': {'name': 'host', **_reached(figure, 'host_link')}} if 'host_link.latency' in figure else {}
-
-
 def _reached(figure: dict[str, _Leaf], of: str) -> dict[str, _Leaf]:
     bandwidth = figure[f'{of}.bandwidth']
     share = _Leaf(value=1, source='all of what was measured', grade=bandwidth['grade'])
     return {'bandwidth': bandwidth, 'share': share, 'latency': figure[f'{of}.latency']}
-
-
-def _given() -> dict[str, Any]:
-    """What emulated compute takes as given: the device of the shipped profile."""
-    tree: dict[str, Any] = yaml.safe_load(profile_path(GIVEN).read_text(encoding='utf-8'))
-    return tree
 
 
 def _exchange(record: Record) -> dict[str, _Leaf]:

@@ -313,30 +313,26 @@ class Table:
         return out.getvalue()
 
 
+_NAMES: Final = {
+    'matmul': '{}×{}×{}',
+    'attention': '{3} heads of {1} over {2}',
+    'operator': '{0}.{1} of {2} B',
+    'collective': '{0} of {3} B among {1}',
+}
+
+
 def named(kind: str, key: Key) -> str:
     """A line as a person calls it."""
-    if kind == 'matmul':
-        return '×'.join(map(str, key))
-    if kind == 'attention':
-        return f'{key[3]} heads of {key[1]} over {key[2]}'
-    if kind == 'operator':
-        return f'{key[0]}.{key[1]} of {key[2]} B'
-    return f'{key[0]} of {key[3]} B among {key[1]}'
+    return _NAMES[kind].format(*key)
 
 
 def tables_of(record: Record) -> dict[str, Table]:
     """The tables of a profile; of attention the forward alone, from which the backward is priced."""
-    rows = record.tables
+    found: dict[str, list[Row]] = {kind: getattr(record.tables, kind) for kind in profiles.COLUMNS}
     # The backward is priced as a multiple of the forward.
-    forward = [row for row in rows.attention if row.phase == 'F']
-    keyed: dict[str, list[tuple[Key, Row, str]]] = {
-        'matmul': [((row.m, row.n, row.k), row, row.phase) for row in rows.matmul],
-        'attention': [((row.queries, row.head_dim, row.sequence, row.pairs), row, row.phase) for row in forward],
-        'operator': [((row.operator, row.phase, row.bytes), row, row.phase) for row in rows.operator],
-        'collective': [((row.operator, row.ranks, row.nodes, row.bytes), row, '') for row in rows.collective],
-    }
-    takes = {kind: of_messages(record) if kind == 'collective' else low for kind in keyed}
-    return {kind: Table(kind, _rising(kind, _lines(found, takes[kind]))) for kind, found in keyed.items() if found}
+    found['attention'] = [row for row in record.tables.attention if row.phase == 'F']
+    takes = {kind: of_messages(record) if kind == 'collective' else low for kind in found}
+    return {kind: Table(kind, _rising(kind, _lines(kind, rows, takes[kind]))) for kind, rows in found.items() if rows}
 
 
 def counted(row: Row) -> Figures:
@@ -365,19 +361,20 @@ def of_messages(record: Record) -> Take:
     return low if record.compute == 'real' and parse_net(record.net).kind == 'none' else usual
 
 
-def _lines(found: Iterable[tuple[Key, Row, str]], take: Take) -> list[Line]:
-    groups: dict[Key, list[tuple[Row, str]]] = {}
-    for key, row, phase in found:
-        groups.setdefault(key, []).append((row, phase))
+def _lines(kind: str, found: Iterable[Row], take: Take) -> list[Line]:
+    groups: dict[Key, list[Row]] = {}
+    for row in found:
+        groups.setdefault(tuple(getattr(row, column) for column in profiles.COLUMNS[kind][:-1]), []).append(row)
     return [_line(key, rows, take) for key, rows in sorted(groups.items())]
 
 
-def _line(key: Key, rows: Sequence[tuple[Row, str]], take: Take) -> Line:
+def _line(key: Key, rows: Sequence[Row], take: Take) -> Line:
     """The weighted mean of rows that have one key."""
-    figures = [counted(row) for row, _ in rows]
-    weights = [row.weight for row, _ in rows]
-    named = dict.fromkeys(phase for _, phase in rows)
-    phases = {phase: _mean([(row.weight, low(counted(row))) for row, its in rows if its == phase]) for phase in named}
+    figures = [counted(row) for row in rows]
+    weights = [row.weight for row in rows]
+    phases: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        phases.setdefault(getattr(row, 'phase', ''), []).append((row.weight, low(counted(row))))
     # The widest spread: a mean would hide one bad row among good ones.
     cv = max(one.cv for one in figures)
     return Line(
@@ -388,7 +385,7 @@ def _line(key: Key, rows: Sequence[tuple[Row, str]], take: Take) -> Line:
         p10=_mean(zip(weights, [one.p10 for one in figures], strict=True)),
         iqr=max(one.iqr for one in figures),
         cv=cv,
-        phases=phases,
+        phases={phase: _mean(mine) for phase, mine in phases.items()},
         flags=(f'varies by {cv:.0%}',) if cv > MOST_SPREAD else (),
     )
 

@@ -49,7 +49,7 @@ def draw_difference(
     path: Path, predicted: Trace, measured: Trace, comparison: Comparison, gain: Gain | None = None
 ) -> None:
     """Write the picture, with the gain in its title where there is one; raises ``OSError``."""
-    from simpar.notebook.compared import difference_picture
+    from simpar.notebook import difference_picture
     from simpar.plot import write_figure
 
     title = comparing.gain_line(gain) if gain and gain.baseline else ''

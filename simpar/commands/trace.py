@@ -14,8 +14,7 @@ from simpar.traces import Culprit, Figures, Kernels, RankTrace, Waits, culprit_o
 from simpar.traces.blame import LEAST
 from simpar.traces.flight import FLIGHT, Stuck, stuck_of
 from simpar.traces.replay import LIMITS, WhatIf, change_of, what_if
-from simpar.traces.summary import figures, whole
-from simpar.traces.table import COMMUNICATION
+from simpar.traces.table import COMMUNICATION, figures, whole
 from simpar.units import format_time
 
 SHOWN = 12

@@ -71,15 +71,14 @@ class Cause:
             case 'overlap':
                 return in_turn(bench, self.place.ranks or range(sites.program.world), self.place.streams)
             case 'communication beside compute':
-                return slowed_communication(bench, self.amount)
+                own = bench.costs.beside_compute
+                speed = np.where(own > 1, own, np.clip(own / self.amount, 1e-3, 1.0))
+                return replace(bench, costs=replace(bench.costs, beside_compute=speed))
             case 'compute beside communication':
-                return slowed_compute(bench, self.amount)
+                slowed = bench.costs.with_speeds(lambda speed: np.clip(speed / self.amount, 1e-3, 1.0))
+                return replace(bench, costs=slowed)
             case 'busy':
                 return bench
-
-    def of(self, amount: float) -> Cause:
-        """The same at another strength."""
-        return replace(self, amount=amount)
 
 
 # Faults: changes of a program and its costs, as a cause would make them, so that the simulator can judge it.
@@ -118,19 +117,6 @@ def changed(
             for one in communication[index]
         )
     return replace(bench, costs=replace(bench.costs, compute=compute, host=issued, communication=communication))
-
-
-def slowed_compute(bench: Bench, factor: float) -> Bench:
-    """Compute that runs beside communication takes ``factor`` times as long as it already does there."""
-    slowed = bench.costs.with_speeds(lambda speed: np.clip(speed / factor, 1e-3, 1.0))
-    return replace(bench, costs=slowed)
-
-
-def slowed_communication(bench: Bench, factor: float) -> Bench:
-    """Communication that runs beside compute takes ``factor`` times as long as it already does there."""
-    own = bench.costs.beside_compute
-    speed = np.where(own > 1, own, np.clip(own / factor, 1e-3, 1.0))
-    return replace(bench, costs=replace(bench.costs, beside_compute=speed))
 
 
 def in_turn(bench: Bench, ranks: Sequence[int], streams: Sequence[str]) -> Bench:
@@ -249,7 +235,10 @@ def _longer(kind: CauseKind, seen: places.Level, told: places.Own, sites: places
     gains: dict[bytes, list[tuple[float, Cause]]] = {}
     ranks: tuple[int, ...] = ()
     on = places.Place().on(cells)
-    for place in _places(kind, sites, [(rank,) for rank in worst] + alike):
+    several, single = places.groups(sites)[:GROUPS], [(rank,) for rank in worst] + alike
+    # Where a group and one of its ranks have the same sites, what communicates is told by the group.
+    sets = [(), *single, *several] if kind == 'compute' else [(), *several, *single]
+    for place in places.crossed(sites, kind == 'compute', sets):
         # All places on some ranks follow one another.
         if place.ranks != ranks:
             ranks, on = place.ranks, place.on(cells)
@@ -265,14 +254,6 @@ def _longer(kind: CauseKind, seen: places.Level, told: places.Own, sites: places
     found = [one for one in ranked if one[0] > 0]
     latencies = [one for one in found if one[1].kind == 'latency']
     return [one for one in found if one[1].kind == kind][:NAMED] + latencies[:LATENCIES]
-
-
-def _places(kind: CauseKind, sites: places.Sites, single: list[tuple[int, ...]]) -> Iterator[places.Place]:
-    several = places.groups(sites)[:GROUPS]
-    if kind == 'compute':
-        return places.computing(sites, [(), *single, *several])
-    # Where a group and one of its ranks have the same sites, what communicates is told by the group.
-    return places.communicating(sites, [(), *several, *single])
 
 
 def _factor(seen: Times, told: Times, count: Times) -> tuple[float, float]:

@@ -151,7 +151,7 @@ class _Court:
         found = scale(self.seen, self.told, own, self.sites.share)
         # Far from what was tried, the proportion does not hold.
         amount = base + (cause.amount - base) * float(np.clip(found, 0.0, 4.0))
-        return cause.of(amount) if amount != cause.amount else None
+        return replace(cause, amount=amount) if amount != cause.amount else None
 
     def _simulate(self, cause: Cause) -> tuple[Own, float] | None:
         """Own times with a cause, and seconds of a step; None where it would deadlock."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -294,16 +294,12 @@ class Place:
         """Which of them are on its ranks. What communicates belongs to one rank if that takes part, to several if none
         else does."""
         if not self.ranks:
-            return sites.on(())
+            return np.ones(len(sites.rank), dtype=bool)
         own, some = set(self.ranks), len(self.ranks) == 1
         meets = [bool(own & {*ranks}) if some else own >= {*ranks} for ranks in sites.channels]
         # Index -1, of what computes, reads the entry behind those of all channels.
         communicating = np.array([*meets, False], dtype=bool)[sites.channel]
-        return np.asarray(np.where(sites.computes, sites.on(self.ranks), communicating), dtype=bool)
-
-
-def _ops(sites: Sites) -> Sequence[OpClass]:
-    return sites.program.op_classes
+        return np.asarray(np.where(sites.computes, np.isin(sites.rank, self.ranks), communicating), dtype=bool)
 
 
 def _word(op: OpClass, name: str) -> str:
@@ -315,54 +311,35 @@ def _word(op: OpClass, name: str) -> str:
     return op.name if name == 'op' else str(getattr(op, name))
 
 
-def computing(sites: Sites, ranks: list[tuple[int, ...]]) -> Iterator[Place]:
-    """Places of compute: sets of ranks by kinds of ops."""
-    ops = [op for op in _ops(sites) if op.kind == 'compute']
-    kinds = [Place()]
-    kinds += [Place(operator=name) for name in _distinct(op.operator for op in ops)]
-    kinds += [Place(phase=name) for name in _distinct(op.phase for op in ops)]
-    kinds += [Place(operator=one, phase=two) for one, two in dict.fromkeys((op.operator, op.phase) for op in ops)]
-    kinds += [Place(layer=name) for name in _distinct(_word(op, 'layer') for op in ops)]
-    kinds += [Place(op=op.name) for op in ops]
-    yield from _crossed(kinds, ranks)
-
-
-def communicating(sites: Sites, ranks: list[tuple[int, ...]]) -> Iterator[Place]:
-    """Places of communication: sets of ranks by partitions, and by kinds of ops there."""
-    ops = [op for op in _ops(sites) if op.kind != 'compute']
-    # Partitions first: where a partition does only one kind of op, its name is what a reader knows.
-    kinds = [Place()] + [Place(partition=name) for name in _distinct(op.partition for op in ops)]
-    kinds += [Place(operator=name) for name in _distinct(_word(op, 'operator') for op in ops)]
-    kinds += [
-        Place(partition=one, operator=two)
-        for one, two in dict.fromkeys((op.partition, _word(op, 'operator')) for op in ops)
-    ]
-    kinds += [
-        Place(partition=one, operator=two, phase=three)
-        for one, two, three in dict.fromkeys((op.partition, _word(op, 'operator'), op.phase) for op in ops)
-    ]
-    # A send and its receive are two ops.
-    kinds += [Place(op=op.name) for op in ops if op.kind == 'collective']
-    yield from _crossed(kinds, ranks)
-
-
 def groups(sites: Sites) -> list[tuple[int, ...]]:
     """The ranks that communicate among themselves, where these are not all; each set once."""
     found = [tuple(sorted(ranks)) for ranks in sites.channels if 1 < len(ranks) < sites.program.world]
     return list(dict.fromkeys(found))
 
 
-def _crossed(kinds: list[Place], ranks: list[tuple[int, ...]]) -> Iterator[Place]:
+_TOLD_BY: Final = {
+    True: (('operator',), ('phase',), ('operator', 'phase'), ('layer',), ('op',)),
+    # Partitions first: where a partition does only one kind of op, its name is what a reader knows.
+    False: (('partition',), ('operator',), ('partition', 'operator'), ('partition', 'operator', 'phase'), ('op',)),
+}
+"""By which words ops that compute, or that communicate, are told apart, one after the other."""
+
+
+def crossed(sites: Sites, computes: bool, ranks: list[tuple[int, ...]]) -> Iterator[Place]:
+    """Places of what computes, or of what communicates: sets of ranks by kinds of ops."""
+    ops = [op for op in sites.program.op_classes if (op.kind == 'compute') == computes]
+    kinds = [Place()]
+    for names in _TOLD_BY[computes]:
+        # A send and its receive are two ops.
+        mine = (op for op in ops if names != ('op',) or op.kind in ('compute', 'collective'))
+        found = dict.fromkeys(tuple((name, _word(op, name)) for name in names) for op in mine)
+        kinds += [Place(**dict[str, Any](each)) for each in found]
     for number, some in enumerate(ranks):
         for kind in kinds:
             # There are many single ops; on a rank that is not among the first they are left out.
             if (kind.op or kind.layer) and number > FIRST:
                 continue
             yield replace(kind, ranks=some)
-
-
-def _distinct(words: Iterator[str]) -> list[str]:
-    return list(dict.fromkeys(words))
 
 
 # Cells: sites of one rank, op class and channel taken together, so that many places are weighed quickly.
@@ -387,10 +364,6 @@ class Cells:
     seen: Times
     told: Times
     count: Times
-
-    def on(self, ranks: tuple[int, ...]) -> Mask:
-        """Shape [M], whether a cell is on one of these ranks; on any where none is named."""
-        return np.isin(self.rank, ranks) if ranks else np.ones(len(self.rank), dtype=bool)
 
 
 def cells_of(seen: Level, told: Own, sites: Sites, among: Mask) -> Cells:

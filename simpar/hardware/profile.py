@@ -375,7 +375,7 @@ class Tables:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(lazy.Card):
     """A kind of cluster written down.
 
     Arguments:
@@ -407,6 +407,3 @@ class Profile:
     def __repr__(self) -> str:
         # Its figures alone would be 6,000 characters.
         return f'Profile({self.name!r}, devices={self.devices!r})'
-
-    def _repr_html_(self) -> str:
-        return lazy.card(self)

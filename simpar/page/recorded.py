@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.page.page import MOST_SPANS, TICKS, framed, template
-from simpar.traces import Figures, RankTrace, figures, summary
+from simpar.traces import Figures, RankTrace, figures, whole
 from simpar.traces.blame import Meeting, meetings_of
 from simpar.traces.table import COMMUNICATION, COPY, NANOSECOND, Ints, Kernels
 from simpar.units import format_time
@@ -68,7 +68,7 @@ def ranks_page(traces: Sequence[RankTrace], headline: str, first: Sequence[int] 
 
 def _step(traces: Sequence[RankTrace]) -> tuple[str, dict[int, Kernels]]:
     """Name and kernels of the last step that all ranks have; of all that was recorded where they have none."""
-    tables = {trace.rank: kernels for trace in traces if (kernels := summary.whole(trace)) is not None and len(kernels)}
+    tables = {trace.rank: kernels for trace in traces if (kernels := whole(trace)) is not None and len(kernels)}
     steps = [
         [name for at, name in enumerate(trace.steps) if (tables[trace.rank].step == at).any()]
         for trace in traces

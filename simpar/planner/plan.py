@@ -297,7 +297,7 @@ class Planned(lazy.Card):
 
     def to_dataframe(self) -> Any:
         """The ranking as a table of pandas."""
-        return lazy.dataframe(self.answer)
+        return lazy.notebook().to_dataframe(self.answer)
 
 
 def plan(

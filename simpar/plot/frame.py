@@ -239,15 +239,6 @@ class Frame:
         for row in range(len(rows)):
             axes.axhspan(row - half, row + half, facecolor=ROW, linewidth=0, zorder=0)
 
-    def outline(self, window: tuple[float, float]) -> None:
-        """Frame a window that another panel shows larger."""
-        left, right = window[0] * self.scale, window[1] * self.scale
-        self.axes.axvspan(left, right, facecolor='none', edgecolor='black', linewidth=1.1, zorder=5)
-
-    def end_of_step(self, step: float) -> None:
-        """A line where the step ends."""
-        self.axes.axvline(step * self.scale, color='black', linewidth=1.4)
-
     def saving(self, since: float, until: float, text: str) -> None:
         """An arrow from the end of the step to a later time, with text over it."""
         middle = sum(self.axes.get_ylim()) / 2
@@ -307,9 +298,10 @@ class Page:
         """Ends of steps, what windows show larger, the difference of two steps, and the name of the axis."""
         # Only the panels of whole steps have a window to outline.
         for frame, window in zip(frames, self.windows, strict=False):
-            frame.outline(window)
+            ends = (end * frame.scale for end in window)
+            frame.axes.axvspan(*ends, facecolor='none', edgecolor='black', linewidth=1.1, zorder=5)
         for frame, step in zip(frames, self.steps, strict=False):
-            frame.end_of_step(step)
+            frame.axes.axvline(step * frame.scale, color='black', linewidth=1.4)
         frames[-1].axes.set_xlabel('time in the step', fontsize=9, labelpad=2)
         # An arrow shorter than a hundredth of the width has no room for its heads.
         if len(self.steps) > 1 and abs(self.steps[0] - self.steps[1]) > 0.01 * max(self.steps):

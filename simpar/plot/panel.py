@@ -1,5 +1,7 @@
 """One program's steady step on one rank, as bars on rows: what a timeline shows, without any drawing."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,14 +90,14 @@ class View:
         backward = [bar.arrive for bar in self.bars if bar.phase in ('R', 'I', 'W') and not bar.communicates]
         return float(np.median(backward)) if backward else self.step / 2
 
-    def busy_stretch(self) -> float:
-        """Return how long a zoomed window around the middle must be to hold enough compute ops."""
+    def stretch(self) -> float:
+        """How long a zoomed window around the middle must be to hold enough compute ops."""
         times = np.sort([bar.arrive for bar in self.bars if not bar.communicates])
         at = int(np.searchsorted(times, self.middle()))
         low, high = max(0, at - ZOOMED // 2), min(len(times) - 1, at + ZOOMED // 2)
         return float(times[high] - times[low]) if high > low else self.step
 
-    def most_exposed(self, seconds: float) -> float:
+    def most_telling(self, seconds: float) -> float:
         """Where the window of so many seconds begins that has most exposed communication and computing at once; the one
         around the middle where none has more."""
         usual = max(0.0, min(self.middle() - seconds / 2, self.step - seconds))
@@ -106,6 +108,19 @@ class View:
         both = exposed * _covered(self.computing, begins, begins + seconds)
         # Windows that are as good are left for the usual one, so that the picture stays where it was.
         return usual if both[-1] >= both.max() * (1 - 1e-3) else float(begins[int(both.argmax())])
+
+    def as_in(self, other: View, begin: float, seconds: float) -> float:
+        """Where the window begins that shows the same op at the same place as one of another view."""
+        computed = (bar for bar in other.bars if not bar.communicates and bar.start >= begin)
+        first = min(computed, key=lambda bar: bar.start, default=None)
+        same = [
+            bar.start
+            for bar in self.bars
+            if first and (bar.name, bar.phase, bar.micro_batch) == (first.name, first.phase, first.micro_batch)
+        ]
+        if first is None or not same:
+            return self.most_telling(seconds)
+        return max(0.0, min(min(same) - (first.start - begin), self.step - seconds))
 
 
 def view(trace: Trace, name: str, rank: int | None = None, marks: frozenset[tuple[int, int]] = frozenset()) -> View:

@@ -24,6 +24,8 @@ from simpar.trace import RankTimes, Trace
 BoxKind = Literal['F', 'R', 'B', 'I', 'W', 'U', 'exposed']
 KINDS: Final[tuple[BoxKind, ...]] = ('F', 'R', 'B', 'I', 'W', 'U', 'exposed')
 """What a row can show, from the top of a part; R is recomputed."""
+_ZOOMED: Final = 24
+"""Boxes of a row in the window that is shown larger."""
 _PAUSE: Final = 1 / 400
 """Of the step: computing stops to be one part where it pauses for longer, which is about three points of a picture."""
 
@@ -138,12 +140,20 @@ class PipelineView:
         seen = {kind for row in self.rows for kind, intervals in row.computing.items() if len(intervals)}
         return seen | {'exposed' for row in self.rows if len(row.exposed)}
 
-    def middle(self, boxes: int) -> tuple[float, float]:
-        """From when on, and how long, so many boxes of the fullest row run in the middle of the step."""
+    def _middle(self) -> tuple[Box, ...]:
+        """Boxes of the fullest row in the middle of the step."""
         fullest = max(self.rows, key=lambda row: len(row.boxes)).boxes
-        first = max(0, (len(fullest) - boxes) // 2)
-        some = fullest[first : first + boxes]
-        return some[0].begin, some[-1].end - some[0].begin
+        first = max(0, (len(fullest) - _ZOOMED) // 2)
+        return fullest[first : first + _ZOOMED]
+
+    def stretch(self) -> float:
+        """How long a zoomed window is."""
+        some = self._middle()
+        return some[-1].end - some[0].begin
+
+    def most_telling(self, _seconds: float) -> float:
+        """Where it begins."""
+        return self._middle()[0].begin
 
     def as_in(self, other: PipelineView, begin: float, seconds: float) -> float:
         """Where the window begins that shows the same micro-batch at the same place as the window of another view."""
@@ -305,27 +315,6 @@ Rectangle = tuple[float, float, float, float, Colour]
 
 
 @dataclass(frozen=True, slots=True)
-class _Style:
-    """Letters of so many points (0: none); an action is told by the number of its micro-batch."""
-
-    points: float
-
-    def text(self, label: Label) -> str:
-        """What is written into a box."""
-        return str(label.micro_batch)
-
-    def width(self, text: str) -> float:
-        """Points that a text takes, with a little air."""
-        return _DIGIT * self.points * len(text) + 0.8
-
-    def fitted(self, label: Label, width: float, height: float) -> _Style:
-        """The same or smaller letters, that fit into so many points; or none."""
-        sizes = (points for points in _SIZES if points <= min(self.points, height / 0.75))
-        styles = map(_Style, sizes)
-        return next((style for style in styles if style.width(style.text(label)) <= width), _Style(0.0))
-
-
-@dataclass(frozen=True, slots=True)
 class PipelinePanel:
     """A pipeline in a window of time; ``height``, inches of a row."""
 
@@ -339,7 +328,9 @@ class PipelinePanel:
             heading, [row_name(self.view, number, self.height) for number in range(len(self.view.rows))], _HALF
         )
         self.frame.axes.tick_params(axis='y', labelsize=8.5 if self.height > 0.3 else 7.5)
-        styles = self._styles()
+        # All boxes of a kind alike, and as large as the numbers of micro-batches fit.
+        shown = _labelled(self.view, self.frame.window, self.frame.points(1.0))
+        sizes = {kind: _size_of_most(mine, 0.9 * self.height * 72 * _HIGH) for kind, mine in shown.items()}
         for number, row in enumerate(self.view.rows):
             if averaged:
                 self._shares(number, row, averaged)
@@ -348,7 +339,7 @@ class PipelinePanel:
                 self._lane(number, row, shares=lane_is_shares)
                 for box in row.boxes:
                     if box.end > self.frame.window[0] and box.begin < self.frame.window[1]:
-                        self._labels(number, box, styles)
+                        self._labels(number, box, sizes)
 
     def figures(self) -> None:
         """Bubble and exposed communication of every row, at its right."""
@@ -359,11 +350,6 @@ class PipelinePanel:
             for number, row in enumerate(self.view.rows):
                 percent = 100 * getattr(row.metrics, figure) / self.view.step
                 self.frame.axes.text(right, number, f'{percent:.0f} %', va='center', **style)
-
-    def _styles(self) -> dict[BoxKind, _Style]:
-        """How each kind is labelled: all boxes of a kind alike, and as large as the numbers of micro-batches fit."""
-        shown = _labelled(self.view, self.frame.window, self.frame.points(1.0))
-        return {kind: _style(mine, 0.9 * self.height * 72 * _HIGH) for kind, mine in shown.items()}
 
     def _boxes(self, number: int, row: Row) -> None:
         """Boxes and updates."""
@@ -439,21 +425,20 @@ class PipelinePanel:
                 self.frame.axes.fill_between(times * self.frame.scale, floor, top, color=COLOURS[kind], linewidth=0)
             floor = top
 
-    def _labels(self, number: int, box: Box, styles: dict[BoxKind, _Style]) -> None:
-        """Micro-batches in their box, or in its parts."""
+    def _labels(self, number: int, box: Box, sizes: dict[BoxKind, float]) -> None:
+        """Numbers of micro-batches in their box, or in its parts."""
         for label in box.labels:
             place = box.place(label)
             begin, end = max(place.begin, self.frame.window[0]), min(place.end, self.frame.window[1])
             # All boxes of a kind in one size where possible: mixed sizes look like a message.
-            room = _HIGH * place.share * self.height * 72
-            style = styles[label.kind].fitted(label, self.frame.points(end - begin), room)
-            if style.points:
+            high = min(sizes[label.kind], _HIGH * place.share * self.height * 72 / 0.75)
+            if points := _size([label], self.frame.points(end - begin), high):
                 first = next(one for part in box.parts for one in part.layers if one.kind == label.kind)
                 colour = 'white' if _dark(self._colour(first)) else 'black'
                 middle = number - _HALF + _HIGH * (place.above + place.share / 2)
                 self.frame.axes.text(
-                    (begin + end) / 2 * self.frame.scale, middle, style.text(label), ha='center',
-                    va='center_baseline', fontsize=style.points, color=colour, clip_on=True,
+                    (begin + end) / 2 * self.frame.scale, middle, str(label.micro_batch), ha='center',
+                    va='center_baseline', fontsize=points, color=colour, clip_on=True,
                 )  # fmt: skip
 
     def _colour(self, layer: Layer) -> Colour:
@@ -475,8 +460,8 @@ def row_name(view: PipelineView, number: int, height: float) -> str:
 
 def labels_fit(view: PipelineView, points: float) -> bool:
     """Whether forwards and backwards have room for the numbers of micro-batches where a second is so wide."""
-    styles = [_style(mine, inf) for kind, mine in _labelled(view, (0.0, view.step), points).items() if kind in 'FBI']
-    return all(style.points for style in styles)
+    shown = _labelled(view, (0.0, view.step), points)
+    return all(_size_of_most(mine, inf) for kind, mine in shown.items() if kind in 'FBI')
 
 
 def _labelled(
@@ -492,15 +477,18 @@ def _labelled(
     return shown
 
 
-def _style(mine: list[tuple[float, Label]], high: float) -> _Style:
-    """The style of labels that stand in boxes of some widths, at most ``high`` points high."""
+def _size_of_most(mine: list[tuple[float, Label]], high: float) -> float:
+    """The size of letters for labels that stand in boxes of some widths, at most ``high`` points high."""
     # A tenth may be narrower: a few short actions should not take the labels of all.
     narrow = sorted(width for width, _ in mine)[len(mine) // 10]
-    for points in _SIZES:
-        style = _Style(points)
-        if points <= high and all(style.width(style.text(label)) <= narrow for _, label in mine):
-            return style
-    return _Style(0.0)
+    return _size([label for _, label in mine], narrow, high)
+
+
+def _size(labels: list[Label], width: float, high: float) -> float:
+    """The largest size of letters in which numbers of micro-batches fit, with a little air; 0: none does."""
+    most = max(len(str(label.micro_batch)) for label in labels)
+    fit = (points for points in _SIZES if points <= high and _DIGIT * points * most + 0.8 <= width)
+    return next(fit, 0.0)
 
 
 def _dark(colour: Colour) -> bool:

@@ -107,12 +107,9 @@ class RecordedJob:
         """Seconds of each step, from its first start to its last end."""
         return np.asarray(self.end_KN.max(axis=1) - self.start_KN.min(axis=1))
 
-    def of_worker(self, data: int, stage: int) -> list[RecordedOp]:
-        """The ops of a worker."""
-        return self._by_worker.get((data, stage), [])
-
     @cached_property
-    def _by_worker(self) -> dict[tuple[int, int], list[RecordedOp]]:
+    def of_worker(self) -> dict[tuple[int, int], list[RecordedOp]]:
+        """The ops of each worker, by data rank and stage."""
         found: dict[tuple[int, int], list[RecordedOp]] = {}
         for op in self.ops:
             found.setdefault((op.data, op.stage), []).append(op)
@@ -226,7 +223,10 @@ def _rows(path: Path, table: _Table) -> list[tuple[int, RecordedOp, float, float
         raise refusal(path, 'holds no op', _SAY_COLUMNS)
     if len(columns[0]) > MOST_OPS:
         raise refusal(path, f'holds {len(columns[0])} ops', f'write at most {MOST_OPS}')
-    problems = list(_chunks(path, table.get('mc', ())))
+    problems = []
+    if any(str(chunk) not in {'', '0', '-1', 'None'} for chunk in table.get('mc', ())):
+        what = 'stages of several chunks are not replayed'
+        problems.append(Problem(f'{path}: mc', what, 'record a job with one chunk a stage'))
     rows = []
     for line, cells in enumerate(zip(*columns, strict=True), 2):
         try:
@@ -241,12 +241,6 @@ def _rows(path: Path, table: _Table) -> list[tuple[int, RecordedOp, float, float
 
 _SAY_COLUMNS: Final = f'write one line for each op of each step, with the columns {", ".join(COLUMNS)}'
 MOST_TOLD: Final = 20
-
-
-def _chunks(path: Path, chunks: Sequence[Any]) -> Iterator[Problem]:
-    """Interleaved pipelines are refused."""
-    if any(str(chunk) not in {'', '0', '-1', 'None'} for chunk in chunks):
-        yield Problem(f'{path}: mc', 'stages of several chunks are not replayed', 'record a job with one chunk a stage')
 
 
 def _row(*cells: Any) -> tuple[int, RecordedOp, float, float]:
@@ -293,23 +287,17 @@ def _regular(path: Path, rows: list[tuple[int, RecordedOp, float, float]]) -> Re
     for step, op, begin, finish in rows:
         start[steps[step], number[op]] = begin
         end[steps[step], number[op]] = finish
-    refuse([*_holes(path, tuple(steps), ops, start), *_uneven(path, ops), *_twice(path, len(rows), start)])
-    return RecordedJob(tuple(ops), tuple(steps), start, end)
-
-
-def _holes(path: Path, steps: Sequence[int], ops: Sequence[RecordedOp], start: np.ndarray) -> Iterator[Problem]:
     missing = np.argwhere(np.isnan(start))
+    problems = list(_uneven(path, ops))
     if len(missing):
-        step, op = missing[0]
-        yield Problem(
-            str(path), f'step {steps[step]} lacks {ops[op].text}, which other steps have ({len(missing)} such)',
-            'leave out steps that are not whole',
-        )  # fmt: skip
-
-
-def _twice(path: Path, rows: int, start: np.ndarray) -> Iterator[Problem]:
-    if rows > np.count_nonzero(~np.isnan(start)):
-        yield Problem(str(path), 'has an op twice', 'write one line for each step, worker, optype and seq_id')
+        (step, place), such = missing[0], f'which other steps have ({len(missing)} such)'
+        what = f'step {[*steps][step]} lacks {ops[place].text}, {such}'
+        problems.insert(0, Problem(str(path), what, 'leave out steps that are not whole'))
+    if len(rows) > start.size - len(missing):
+        instead = 'write one line for each step, worker, optype and seq_id'
+        problems.append(Problem(str(path), 'has an op twice', instead))
+    refuse(problems)
+    return RecordedJob(tuple(ops), tuple(steps), start, end)
 
 
 def _uneven(path: Path, ops: Sequence[RecordedOp]) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ from simpar.cost.compute import NO_WORK, PRODUCTS
 from simpar.files import read_csv
 from simpar.interval_sets import length, minus, union
 from simpar.program import COLLECTIVES, OpClass, Program
-from simpar.traces import RankTrace, kineto, summary
+from simpar.traces import RankTrace, kineto, whole
 from simpar.traces.table import COMMUNICATION, NANOSECOND, Row
 
 Shapes = Sequence[Sequence[int]]
@@ -217,7 +217,7 @@ def _by_kernels(recording: RankTrace, host: Sequence[Row], known: _Known) -> Ite
 
 
 def _kernels(recording: RankTrace) -> Iterator[Row]:
-    kernels = summary.whole(recording)
+    kernels = whole(recording)
     return iter(()) if kernels is None else kernels.rows(recording.origin)
 
 
@@ -408,7 +408,7 @@ def _issue(recordings: Sequence[RankTrace]) -> dict[str, float]:
     """What the host usually takes from one launch of a phase to the next; nothing where phases are not told."""
     gaps: dict[str, list[float]] = defaultdict(list)
     for recording in recordings:
-        kernels = summary.whole(recording)
+        kernels = whole(recording)
         if kernels is None:
             continue
         for phase, told in (('forward', 'F'), ('backward', 'B')):
@@ -455,7 +455,7 @@ def _speeds(found: Mapping[Key, _Times]) -> dict[str, float]:
 
 def _by_names(program: Program, recording: RankTrace) -> list[TorchOp]:
     """The kernels of simpar's own recordings, which name an op of the program; none where others wrote it."""
-    kernels = summary.whole(recording)
+    kernels = whole(recording)
     if kernels is None or not set(kernels.shapes.tolist()) & {op.name for op in program.op_classes}:
         return []
     keys = {op.name: program_key(program, op) for op in program.op_classes if op.kind == 'compute'}

@@ -23,7 +23,7 @@ from simpar.files import read_csv, read_regular, write_atomically
 from simpar.program import Program, Role
 from simpar.recording import join
 from simpar.trace import RankTimes, Times, Trace
-from simpar.traces import Kernels, RankTrace, kineto, step_figures, summary
+from simpar.traces import Kernels, RankTrace, kineto, step_figures, whole
 from simpar.traces.table import COMPUTE, NANOSECOND
 
 # A profile with what a recording measured: tables of another profile, with the recorded rows in their place.
@@ -244,13 +244,6 @@ _Slots = Mapping[str | join.Key, list[list[int]]]
 """For what a recording calls an op, its turns: the slots of the program that one call does."""
 
 
-class _Filled(NamedTuple):
-    """A rank's times, and how many of its slots were found in each step."""
-
-    times: RankTimes
-    found: int
-
-
 def measured_trace(program: Program, recordings: Sequence[RankTrace]) -> tuple[Trace, float]:
     """The Trace of a recorded job, and the share of its ops that were found in the recording.
 
@@ -269,12 +262,12 @@ def measured_trace(program: Program, recordings: Sequence[RankTrace]) -> tuple[T
         )
         for recording, talk in zip(recordings, talking, strict=True)
     ]
-    of_role = {int(program.role_of_rank[one.times.rank]): number for number, one in enumerate(filled)}
-    of_rank = {one.times.rank: number for number, one in enumerate(filled)}
+    every, found = tuple(one for one, _ in filled), sum(many for _, many in filled)
+    of_role = {int(program.role_of_rank[one.rank]): number for number, one in enumerate(every)}
+    of_rank = {one.rank: number for number, one in enumerate(every)}
     representative = [of_rank.get(rank, of_role[int(program.role_of_rank[rank])]) for rank in range(program.world)]
-    slots = sum(len(program.role(one.times.rank)) for one in filled)
-    trace = Trace(program, 'measured', tuple(one.times for one in filled), np.array(representative, dtype=np.int32))
-    return trace, sum(one.found for one in filled) / slots
+    trace = Trace(program, 'measured', every, np.array(representative, dtype=np.int32))
+    return trace, found / sum(len(program.role(one.rank)) for one in every)
 
 
 def _problems(program: Program, recordings: Sequence[RankTrace]) -> Iterator[Problem]:
@@ -290,8 +283,13 @@ def _problems(program: Program, recordings: Sequence[RankTrace]) -> Iterator[Pro
         yield Problem('--save', f'of the roles {", ".join(lacks[:8])} no rank is recorded', 'record a rank of each')
 
 
-def _filled(program: Program, recording: RankTrace, ops: Sequence[join.TorchOp], steps: int, later: float) -> _Filled:
-    """A rank's times. Arguments: ``later``, seconds from the trace's beginning to the recording's."""
+def _filled(
+    program: Program, recording: RankTrace, ops: Sequence[join.TorchOp], steps: int, later: float
+) -> tuple[RankTimes, int]:
+    """A rank's times, and how many of its slots were found in each step.
+
+    Arguments: ``later``, seconds from the trace's beginning to the recording's.
+    """
     role = program.role(recording.rank)
     turns = _turns(program, role)
     times: list[list[Times]] = []
@@ -305,7 +303,7 @@ def _filled(program: Program, recording: RankTrace, ops: Sequence[join.TorchOp],
         _fill(table, role, begin)
         times.append([row + later for row in table])
     arrive, start, end = (np.array(rows) for rows in zip(*times, strict=True))
-    return _Filled(RankTimes(recording.rank, arrive, start, end), found)
+    return RankTimes(recording.rank, arrive, start, end), found
 
 
 def _turns(program: Program, role: Role) -> _Slots:
@@ -422,7 +420,7 @@ def join_ascend(program: Program, traces: Sequence[RankTrace]) -> join.Join:
     steps = 0
     lasts: list[float] = []
     for trace in traces:
-        kernels = summary.whole(trace)
+        kernels = whole(trace)
         if kernels is None:
             continue
         found = [one.span for _, one in step_figures(trace)]
@@ -433,7 +431,11 @@ def join_ascend(program: Program, traces: Sequence[RankTrace]) -> join.Join:
             else:
                 spent[family] += seconds
                 calls[family] += 1
-    lines = (*_sized(wanted, exact, steps), *_shared(wanted, spent, calls, steps))
+    sized = (
+        join.Joined(key=key, seconds=fmean(times), times=len(times), program=wanted[key], recorded=len(times) / steps)
+        for key, times in exact.items()
+    )
+    lines = (*sized, *_shared(wanted, spent, calls, steps))
     known = {line.key for line in lines}
     return join.Join(
         lines=lines,
@@ -505,12 +507,6 @@ def _attention(kind: str, read: str, wanted: Mapping[join.Key, int]) -> join.Key
         if key[0] == 'attention' and key[-1] == phase and prod(int(n) for n in key[2:5]) == numbers:
             return key
     return None
-
-
-def _sized(wanted: Mapping[join.Key, int], exact: Mapping[join.Key, list[float]], steps: int) -> Iterator[join.Joined]:
-    for key, times in exact.items():
-        recorded = len(times) / steps
-        yield join.Joined(key=key, seconds=fmean(times), times=len(times), program=wanted[key], recorded=recorded)
 
 
 def _shared(

@@ -56,7 +56,7 @@ def issue_order(job: RecordedJob, stage: int) -> tuple[list[RecordedOp], _Before
 
     Ops are taken as they started in the first step, but never before what they wait for: clocks of hosts differ.
     """
-    ops = job.of_worker(0, stage)
+    ops = job.of_worker.get((0, stage), [])
     started = {op: float(job.start_KN[0, job.number[op]]) for op in ops}
     # 0 before the last backward, then the turn in the tail.
     ops.sort(key=lambda op: (1 + TAIL.index(op.kind) if op.kind in TAIL else 0, started[op], op.number))
@@ -283,27 +283,8 @@ class Straggling:
         return (self.replayed - self.without) / (self.replayed - self.alike) if self.replayed > self.alike else 0.0
 
 
-@dataclass(frozen=True)
-class _Machine:
-    """A job on the simulator: the mean step under other seconds."""
-
-    replayed: Replayed
-    progress: Callable[[int, int], None]
-    of: int
-    done: list[int]
-
-    def mean(self, own_KN: Array) -> float:
-        """Seconds of the mean step. Arguments: ``own_KN``, shape [steps, ops]; equal steps are replayed once."""
-        found: dict[bytes, float] = {}
-        ends = []
-        for own in own_KN:
-            key = own.tobytes()
-            if key not in found:
-                found[key] = float(step_ends(self.replayed.program, self.replayed.costs(own), steps=1)[0])
-            ends.append(found[key])
-        self.done[0] += 1
-        self.progress(self.done[0], self.of)
-        return float(np.mean(ends))
+Mean = Callable[[Array], float]
+"""Seconds of the mean step, by what each op takes in each step, shape [steps, ops]."""
 
 
 def straggling(
@@ -324,9 +305,18 @@ def straggling(
         {f'data {rank}': job.where([op.data == rank for op in job.ops]) for rank in range(job.data)},
         {f'stage {stage}': job.where([op.stage == stage for op in job.ops]) for stage in range(job.stages)},
     ]
-    machine = _Machine(to_program(job), progress, sum(map(len, groups)) + 3 + bool(scale), [0])
-    replayed, ideal = machine.mean(own), machine.mean(alike)
-    found = [tuple(_longest(machine, own, alike, group)) for group in groups]
+    done, of = itertools.count(1), sum(map(len, groups)) + 3 + bool(scale)
+    machine = to_program(job)
+
+    def mean(own_KN: Array) -> float:
+        # Equal steps are replayed once.
+        steps, turn = np.unique(own_KN, axis=0, return_inverse=True)
+        ends = np.array([step_ends(machine.program, machine.costs(one), steps=1)[0] for one in steps])
+        progress(next(done), of)
+        return float(np.mean(ends[turn.ravel()]))
+
+    replayed, ideal = mean(own), mean(alike)
+    found = [tuple(_longest(mean, own, alike, group)) for group in groups]
     worst = _worst(job, found[1], found[2])
     chosen = np.array([(op.data, op.stage) in worst for op in job.ops])
     return Straggling(
@@ -338,8 +328,8 @@ def straggling(
         data_ranks=found[1],
         stages=found[2],
         worst=tuple(f'data {data}, stage {stage}' for data, stage in worst),
-        without=machine.mean(np.where(chosen, alike, own)),
-        scaled=machine.mean(_scaled(own, scale)) if scale else None,
+        without=mean(np.where(chosen, alike, own)),
+        scaled=mean(_scaled(own, scale)) if scale else None,
         cause=_cause(job, own),
     )
 
@@ -349,7 +339,7 @@ def _cause(job: RecordedJob, own: Array) -> str:
     columns = {op: at for at, op in enumerate(job.ops)}
     items = {}
     for data, stage in itertools.product(range(job.data), range(job.stages)):
-        mine = [op for op in job.of_worker(data, stage) if op.kind == 'forward-compute']
+        mine = [op for op in job.of_worker.get((data, stage), []) if op.kind == 'forward-compute']
         pairs = [(op, behind) for op in mine if (behind := op._replace(kind='backward-compute')) in columns]
         items[data, stage] = tuple(own[:, [columns[pair[side]] for pair in pairs]].ravel() for side in (0, 1))
     total = {
@@ -376,13 +366,13 @@ def _cause(job: RecordedJob, own: Array) -> str:
     return ''
 
 
-def _longest(machine: _Machine, own: Array, alike: Array, group: dict[str, Ints]) -> Iterator[Part]:
+def _longest(mean: Mean, own: Array, alike: Array, group: dict[str, Ints]) -> Iterator[Part]:
     """The mean step with each part alone as recorded, longest first."""
     parts = []
     for name, chosen in group.items():
         kept = alike.copy()
         kept[:, chosen] = own[:, chosen]
-        parts.append(Part(name, machine.mean(kept)))
+        parts.append(Part(name, mean(kept)))
     yield from sorted(parts, key=lambda part: -part.seconds)
 
 

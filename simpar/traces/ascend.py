@@ -1,7 +1,6 @@
 """What torch_npu's, MindSpore's and CANN's profilers export; docs/proofs/ascend_recordings.md has the columns."""
 
 import csv
-import gzip
 import io
 import json
 import re
@@ -9,7 +8,9 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from dataclasses import dataclass, replace
+from gzip import GzipFile
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
@@ -18,9 +19,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from simpar.errors import ScheduleError, refusal
+from simpar.errors import refusal
 from simpar.files import read_regular
-from simpar.traces.cells import Cells, cells_of
 from simpar.traces.stream import Plain, Stream, opened
 from simpar.traces.table import COMMUNICATION, COMPUTE, NO_STEP, Ints, Kernels, Listed, RankTrace
 
@@ -111,18 +111,6 @@ def columns_of(head: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
     return {key: at for key, (at, _) in known.items()}, {key: unit for key, (_, unit) in known.items()}
 
 
-def text_of(path: Path) -> str:
-    """The text of a file, ``.gz`` or not, without the byte order mark that some exports have."""
-    try:
-        data = read_regular(path, MOST_BYTES)
-        if path.name.endswith('.gz'):
-            with gzip.open(io.BytesIO(data)) as packed:
-                data = packed.read(MOST_BYTES + 1)
-        return data.decode('utf-8-sig')
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise refusal(path, f'cannot be read: {error}', 'export it again') from None
-
-
 @contextmanager
 def rows_of(path: Path) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
     """Head and rows of a CSV file, ``.gz`` or not, row by row; without the byte order mark that some exports have."""
@@ -135,7 +123,7 @@ def rows_of(path: Path) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
 
 
 @contextmanager
-def _table(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+def _table(path: Path) -> Iterator[IO[bytes] | GzipFile]:
     """A file that is read as CSV; what is none is refused."""
     try:
         with opened(path) as file:
@@ -144,6 +132,132 @@ def _table(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
         raise refusal(path, f'is no table: {error}', 'export it again') from None
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise refusal(path, f'cannot be read: {error}', 'export it again') from None
+
+
+# Cells of a CSV file, some megabytes at a time, as places in its bytes: of a wide table few columns are read.
+
+
+BLOCK: Final = 2**20
+_ROWS: Final = 2**12
+_COMMA, _QUOTE, _FEED, _RETURN = b',"\n\r'
+_MARKS: Final = np.isin(np.arange(256), list(b',"\r\n'))
+_BEFORE: Final = b'\n' * 24
+"""A blank row, so that there is a byte before each cell, and of times more of them."""
+_BEHIND: Final = bytes(8)
+_BOM: Final = b'\xef\xbb\xbf'
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Rows of a table, without blank ones.
+
+    Arguments: ``data``, bytes, and the same as ``text``; ``size``, how many of them the rows take; ``ends``, places of
+    what ends each cell; ``first`` and ``last``, of each row, of its cells among them.
+    """
+
+    data: bytes
+    text: NDArray[np.uint8]
+    size: int
+    ends: Ints
+    first: Ints
+    last: Ints
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def places(self, first: int, last: int, rows: Ints | slice = slice(None)) -> tuple[Ints, Ints]:
+        """Where columns from one to another begin and end in rows; of rows without them the end comes first."""
+        begin = self.ends[np.minimum(self.first[rows] + first - 1, self.last[rows])] + 1
+        return begin, self.ends[np.minimum(self.first[rows] + last, self.last[rows])]
+
+    def texts(self, column: int, rows: Ints) -> list[str]:
+        """A column of some rows, without quotes; empty where a row is too short."""
+        begin, end = self.places(column, column, rows)
+        found = [self.data[since:until].decode() for since, until in zip(begin.tolist(), end.tolist(), strict=True)]
+        return [text[1:-1].replace('""', '"') if text.startswith('"') else text for text in found]
+
+    def keys(self, columns: Sequence[tuple[int, int]]) -> list[tuple[bytes, ...]]:
+        """Columns, from one to another, as they are written: alike of rows in which they are alike."""
+        parts = []
+        for first, last in columns:
+            places = (edge.tolist() for edge in self.places(first, last))
+            parts.append([self.data[begin:end] for begin, end in zip(*places, strict=True)])
+        return list(zip(*parts, strict=True))
+
+
+def cells_of(file: IO[bytes] | GzipFile) -> Iterator[Cells]:
+    """The rows of a file behind its head, as ``csv`` reads them.
+
+    From a block on in which quotes are not as ``csv`` writes them, or that is no UTF-8, ``csv`` reads the file itself.
+    Raises ``csv.Error``, ``UnicodeDecodeError`` and what reading of the file raises.
+    """
+    head = True
+    for found in _blocks(file):
+        yield replace(found, first=found.first[1:], last=found.last[1:]) if head else found
+        head = head and not len(found)
+
+
+def _blocks(file: IO[bytes] | GzipFile) -> Iterator[Cells]:
+    begin, rest = 0, b''
+    while True:
+        block = file.read(BLOCK)
+        rest += block
+        if not begin and rest.startswith(_BOM):
+            begin, rest = len(_BOM), rest[len(_BOM) :]
+        found = _scanned(rest if block else rest + b'\n')
+        if found is None:
+            break
+        yield found
+        if not block:
+            return
+        begin, rest = begin + found.size, rest[found.size :]
+    file.seek(begin)
+    with io.TextIOWrapper(cast('IO[bytes]', file), encoding='utf-8', newline='') as text:
+        lines = filter(None, csv.reader(text))
+        while rows := list(islice(lines, _ROWS)):
+            plain = io.StringIO(newline='')
+            csv.writer(plain).writerows(rows)
+            found = _scanned(plain.getvalue().encode())
+            assert found is not None, 'csv writes quotes as they are read here'
+            yield found
+
+
+def _scanned(data: bytes) -> Cells | None:
+    """The whole rows of a text; None where it has none, or where csv may read another thing."""
+    whole = _BEFORE + data + _BEHIND
+    text = np.frombuffer(whole, np.uint8)
+    at = np.flatnonzero((text == _COMMA) | (text == _QUOTE) | (text == _FEED) | (text == _RETURN))
+    mark = text[at]
+    quotes = mark == _QUOTE
+    # Behind a mark; a quote within quotes, written twice, ends them and begins them again.
+    within = (np.cumsum(quotes, dtype=np.uint8) & 1).view(np.bool_)
+    apart = ~(quotes | within)
+    ends = at[apart]
+    last = np.flatnonzero(mark[apart] != _COMMA)
+    until = int(ends[last[-1]]) + 1
+    opens, closes = (at[quotes & (at < until) & (within == opening)] for opening in (True, False))
+    size = until - len(_BEFORE)
+    if (
+        (data and not size)
+        or not (_MARKS[text[opens - 1]].all() and _MARKS[text[closes + 1]].all())
+        or np.diff(ends[last]).max() > csv.field_size_limit()
+        or not _is_text(data[:size])
+    ):
+        return None
+    first, last = last[:-1] + 1, last[1:]
+    filled = ends[last] > ends[first - 1] + 1
+    return Cells(whole, text, size, ends, first[filled], last[filled])
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+# kernel_details.csv and op_summary_*.csv: rows of kernels.
 
 
 def read_kernel_details(path: Path) -> list[RankTrace]:
@@ -179,10 +293,10 @@ def _listed(
     columns = [place.get(key) for key in _ALIKE]
     parts = _side_by_side([column for column in columns if column is not None])
     # The code of rows that differ by their times alone, by what is written in their other columns.
-    codes: dict[bytes, int] = {}
+    codes: dict[tuple[bytes, ...], int] = {}
     with _table(path) as file:
         for cells in cells_of(file):
-            alike = cells.digests(parts)
+            alike = cells.keys(parts)
             code = np.array([codes.get(one, _NEW) for one in alike], dtype=np.int64)
             new = np.flatnonzero(code == _NEW)
             told = ([''] * len(new) if column is None else cells.texts(column, new) for column in columns)
@@ -406,21 +520,14 @@ def _tasks(
 
 def rank_of(folder: Path) -> int | None:
     """The rank that a folder is of, by its ``profiler_info_<rank>.json``; None where there is none."""
-    found = sorted(folder.glob('profiler_info*.json'))
-    for path in found:
-        number = _RANK.search(path.stem)
-        if number:
-            return int(number[1])
-    return None
+    numbers = (_RANK.search(path.stem) for path in sorted(folder.glob('profiler_info*.json')))
+    return next((int(number[1]) for number in numbers if number), None)
 
 
 def world_of(folder: Path) -> int:
     """Ranks of the job by ``profiler_metadata.json``; 0 where it does not say."""
-    path = folder / 'profiler_metadata.json'
-    if not path.is_file():
-        return 0
     try:
-        told = json.loads(text_of(path))
+        told = json.loads(read_regular(folder / 'profiler_metadata.json', MOST_BYTES))
         return int(told.get('distributed_args', {}).get('world_size', 0))
-    except (ValueError, TypeError, AttributeError, RecursionError, ScheduleError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return 0

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.interval_sets import union
-from simpar.traces.summary import figures, whole
-from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NANOSECOND, Ints, Kernels, RankTrace
+from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NANOSECOND, Ints, Kernels, RankTrace, figures, whole
 
 LEAST: Final = 0.02
 """Of a step: what costs less is named of nobody."""

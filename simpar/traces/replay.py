@@ -12,8 +12,7 @@ from typing import Final
 import numpy as np
 
 from simpar.errors import refusal
-from simpar.traces.summary import whole
-from simpar.traces.table import COMMUNICATION, COMPUTE, NANOSECOND, Kernels, RankTrace
+from simpar.traces.table import COMMUNICATION, COMPUTE, NANOSECOND, Kernels, RankTrace, whole
 
 SAY: Final = (
     "write e.g. 'kernel=gemm:0.8', 'rank=3:1.2', 'link=0-1:2', 'message=all_?reduce:0.5', 'host:0', "

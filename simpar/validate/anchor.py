@@ -18,7 +18,7 @@ from simpar import document, hardware, interval, profiles, units
 from simpar.case import Case, load_case
 from simpar.errors import refusal
 from simpar.numbers import Number, Step, numbers_of, steps_of
-from simpar.traces import is_trace, read_traces, summary
+from simpar.traces import is_trace, read_traces, step_figures
 
 NOISE: Final = 0.06
 """Standard deviation of log(measured / predicted) that no number explains. With it 80 % of larger runs of LLM-Foundry
@@ -50,12 +50,9 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnchorFile:
+class AnchorFile(Run):
     """What a file of ``--anchor`` has: a run, or several ``runs``; ``profile``, what `simpar calibrate` wrote."""
 
-    schedule: str = ''
-    step: document.Seconds | None = None
-    recording: str = ''
     runs: tuple[Run, ...] = ()
     profile: str = ''
 
@@ -119,8 +116,7 @@ def anchored(case: Case, path: Path) -> tuple[Case, Anchored]:
     if bench:
         measured = profiles.load_profile(_beside(path, bench))
         case = _on_profile(case, measured)
-    runs = [*told.runs, *([Run(schedule=told.schedule, step=told.step, recording=told.recording)]
-                          if told.step or told.recording else [])]  # fmt: skip
+    runs = [*told.runs, *([told] if told.step or told.recording else [])]
     if not runs:
         return case, Anchored(profile=bench, device=case.cluster.profile.device.name)
     seconds = [_seconds(path, run) for run in runs]
@@ -151,7 +147,7 @@ def _seconds(path: Path, run: Run) -> float:
     if not run.recording:
         raise refusal(f'{path}: runs', 'a run without a step', 'write step: 161 ms, or recording: PATH')
     [first, *_] = read_traces(Path(_beside(path, run.recording)))
-    spans = [figures.span for _, figures in summary.step_figures(first)]
+    spans = [figures.span for _, figures in step_figures(first)]
     if not spans:
         raise refusal(run.recording, 'it has no step', 'record whole steps, or write step: 161 ms')
     # The first recorded step is often a warm-up.

@@ -11,7 +11,7 @@ from simpar.lower import lower
 from simpar.memory import Framework, RankMemory, memory, sequential
 from simpar.program import Program
 from simpar.schedule import schedule_of
-from simpar.validate import columns, settings, words
+from simpar.validate import columns, settings
 from simpar.validate.rows import Row
 
 PEAK: Final = 'peak_allocated_bytes'
@@ -146,7 +146,7 @@ def memory_pairs(
         except (ValueError, ZeroDivisionError) as wrong:
             reason = f'{group[0].name}: a cell or flag is not a number as it should be ({wrong})'[:200]
             skipped[reason] = skipped.get(reason, 0) + 1
-        except (words.Skipped, SimparError) as why:
+        except (columns.Skipped, SimparError) as why:
             reason = str(why).splitlines()[0][:200].removeprefix(f'{group[0].name}: ')
             skipped[reason] = skipped.get(reason, 0) + 1
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -22,10 +23,9 @@ from simpar import case, document, interval, predict
 from simpar.errors import ProfileError, SimparError
 from simpar.schedule import schedule_of
 from simpar.size import LIMIT, Limit
-from simpar.validate.columns import stack_name
+from simpar.validate.columns import Skipped, stack_name
 from simpar.validate.rows import Row, is_for_fitting
 from simpar.validate.settings import assumed, schedule_tree
-from simpar.validate.words import Skipped
 
 Tell = Callable[[int, int], None]
 
@@ -100,20 +100,13 @@ def predicted(row: Row, limit: Limit = LIMIT) -> Predicted:
 
 def outcomes(rows: Sequence[Row], jobs: int = 1, tell: Tell | None = None, limit: Limit = LIMIT) -> list[Outcome]:
     """Predict rows, in so many processes."""
-    found = []
-    for done in _each(rows, jobs, partial(outcome, limit=limit)):
-        found.append(done)
-        if tell:
-            tell(len(found), len(rows))
+    found, one = [], partial(outcome, limit=limit)
+    with ProcessPoolExecutor(jobs) if jobs > 1 else nullcontext() as pool:
+        for done in pool.map(one, rows, chunksize=4) if pool else map(one, rows):
+            found.append(done)
+            if tell:
+                tell(len(found), len(rows))
     return found
-
-
-def _each(rows: Sequence[Row], jobs: int, one: Callable[[Row], Outcome]) -> Iterator[Outcome]:
-    if jobs == 1:
-        yield from map(one, rows)
-        return
-    with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(one, rows, chunksize=4)
 
 
 def answers(found: Sequence[Outcome]) -> list[SetAnswer]:

@@ -7,16 +7,12 @@ from simpar.importing.megatron import MEGATRON, stages_of
 from simpar.importing.settings import Setting, Settings
 from simpar.profiles import load_profile, profile_of_hardware
 from simpar.validate import columns
-from simpar.validate.recompute import recompute_of
 from simpar.validate.rows import VOCABULARY, Row
-from simpar.validate.words import Skipped, network_of, precision_of, year_of
 
 NODE: Final = 8
 _ALIKE: Final = 0.05
 """Bandwidths that differ by less are the same."""
 LONG_AGO: Final = 2000
-POSITIONS: Final = {'rope': 'rotary', 'alibi': 'alibi', 'learned': 'learned'}
-"""Words of a row's ``position_embedding``, and the position that each stands for."""
 UNREAD: Final = ('tp-comm-overlap', 'overlap-moe-expert-parallel-comm', 'use-ascend-coc', 'defer-embedding-wgrad')
 """Words of ``overlap_flags`` that mean an overlap which rows are not read with."""
 
@@ -29,13 +25,13 @@ def assumed(row: Row) -> Iterator[str]:
         yield 'dtype not stated: bf16'
     if (
         not row.text('stack')
-        and year_of(row) is None
+        and columns.year_of(row) is None
         and columns.stack_in(row, LONG_AGO) != columns.stack_in(row, columns.TODAY)
     ):
         yield f'year of {row.text("framework")} not stated: its stack of today'
     if row.whole('dp', 1) > 1 and not row.text('zero_stage') and columns.zero_stage(row):
         yield 'zero_stage of FSDP not stated: 3'
-    if row.whole('n_gpus') > _node(row) and (unsure := network_of(row.text('inter_link'), _node(row)).unsure):
+    if row.whole('n_gpus') > _node(row) and (unsure := columns.network_of(row.text('inter_link'), _node(row)).unsure):
         yield unsure
     flags = [word for word in UNREAD if word in row.text('overlap_flags')]
     if flags:
@@ -106,7 +102,7 @@ def cluster_of(row: Row) -> dict[str, Any]:
     found: dict[str, Any] = {'profile': profile.name, 'nodes': nodes, 'devices': devices // nodes}
     found['stack'] = columns.stack_name(row)
     outermost = profile.links[-1]
-    stated = network_of(row.text('inter_link'), node).rate
+    stated = columns.network_of(row.text('inter_link'), node).rate
     # What a row states of its network goes before what the profile takes it to be.
     if stated and abs(stated / outermost.bandwidth.value - 1) > _ALIKE:
         found['links'] = {outermost.name: stated / outermost.bandwidth.value}
@@ -140,7 +136,7 @@ def workload_of(row: Row) -> dict[str, Any]:
         model['ffn'] = row.whole('ffn')
     if row.text('untied_embeddings') or has_flags(row):
         model['tied'] = not row.whole('untied_embeddings')
-    for word, position in POSITIONS.items():
+    for word, position in columns.words_of('position_embedding').items():
         if word in row.text('position_embedding') and (position == 'rotary' or not has_flags(row)):
             model['position'] = position
     model |= _of_flags(row, flags) if has_flags(row) else _of_columns(row)
@@ -149,7 +145,7 @@ def workload_of(row: Row) -> dict[str, Any]:
         model['experts'] = columns.experts_of(row)
         if coefficient := flags.real('moe-aux-loss-coeff'):
             model['experts']['aux_loss'] = coefficient
-    precision = precision_of(row.text('dtype'))
+    precision = columns.precision_of(row.text('dtype'))
     found = {'transformer': model, 'batch': row.whole('global_batch'), 'precision': precision.dtype}
     if precision.fp8 != 'none':
         found['fp8'] = precision.fp8
@@ -196,7 +192,7 @@ def plan_of(row: Row) -> dict[str, Any]:
     plan, flags, copies = columns.degrees(row), flags_of(row), row.whole('interleave_copies', 1)
     if copies > 1:
         plan |= {'copies': copies, 'micro_batches': max(1, plan['micro_batches'] // copies)}
-    if recompute := recompute_of(row):
+    if recompute := columns.recompute_of(row):
         plan['recompute'] = recompute
     if row.whole('pp', 1) > 1:
         plan |= _pipeline(row, flags)
@@ -217,7 +213,7 @@ def _pipeline(row: Row, flags: Settings) -> dict[str, Any]:
     chunks, layers = row.whole('vpp_chunks', 1), row.whole('n_layers')
     order = columns.order_of(row)
     if not order and (has_flags(row) or row.text('schedule').lower() not in ('', 'none')):
-        raise Skipped(f'schedule {row.text("schedule")[:40]!r}')
+        raise columns.Skipped(f'schedule {row.text("schedule")[:40]!r}')
     order = order or ('interleaved-1f1b' if chunks > 1 else '1f1b')
     if order == 'zb-v':
         chunks = 2
@@ -246,7 +242,7 @@ def _stage_layers(row: Row, flags: Settings, chunks: int) -> list[int]:
     }  # fmt: skip
     stages = stages_of(Settings([*flags.every, *(Setting(*one, '') for one in said.items())], flags.table))
     if stages.by and stages.layers is None:
-        raise Skipped('layers that do not divide over stages')
+        raise columns.Skipped('layers that do not divide over stages')
     return (stages.layers or []) if stages.by else []
 
 
@@ -272,12 +268,12 @@ def options(row: Row) -> frozenset[str]:
 def schedule_tree(row: Row) -> dict[str, Any]:
     """The tree of a schedule file for a row; raises ``Skipped`` where it says too little, or what is not modelled."""
     if why := next(filter(None, reasons(row)), ''):
-        raise Skipped(why)
+        raise columns.Skipped(why)
     return plan_tree(row, cluster_of(row))
 
 
 def plan_tree(row: Row, cluster: object) -> dict[str, Any]:
     """The same on any cluster, whatever is known of the row's step; raises ``Skipped``."""
     if why := next(filter(None, reasons(row, step=False)), ''):
-        raise Skipped(why)
+        raise columns.Skipped(why)
     return columns.filled({'simpar': 1, 'cluster': cluster, 'workload': workload_of(row), 'plan': plan_of(row)}, row)
