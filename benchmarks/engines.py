@@ -1,22 +1,20 @@
 """What surrounds the machines: SimPy, Python and compiled on one program; folded and unfolded; lowering; sweeps."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from benchmarks.laps import Laps, Spread, in_turns, timed
-from benchmarks.programs import Case
+from benchmarks.laps import Contender, Spread, in_turns, short, timed
+from benchmarks.programs import Case, gpt3, sized
 from simpar.engine import simulate
 from simpar.engine.fold import fold
 from simpar.engine.loop import events
 from simpar.engine.ops import node_costs, nodes_of
 from simpar.engine.queues import hosted
 from simpar.engine.simulate import Engine, world_of
-from simpar.program import Program
 from simpar.sweep import load_sweep
 
 ENGINES: Final[dict[str, Engine]] = {'SimPy': 'simpy', 'Python': 'python', 'compiled': 'compiled'}
@@ -34,69 +32,56 @@ SWEEPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 """What rows differ in, and the keys of the sweep; none: those of the file."""
-Swept = dict[str, tuple[int, Spread]]
-"""Of each sweep its rows, and the CPU seconds of all."""
+STAGES: Final = ('lower', 'price', 'fold', 'ops', 'costs', 'simulate')
 
 
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """From a plan to its trace, CPU seconds of each stage.
-
-    Arguments: ``slots``, of all steps and representatives. ``simulation``, the machine with the arrays it works on.
-    """
-
-    ranks: int
-    slots: int
-    lowering: Spread
-    pricing: Spread
-    folding: Spread
-    ops: Spread
-    costs: Spread
-    simulation: Spread
-
-    @property
-    def microseconds(self) -> Spread:
-        """Of the simulation, a slot and step."""
-        return self.simulation.times(1e6 / self.slots)
-
-
-def slots_of(program: Program) -> int:
-    """How many slots all ranks have in a step."""
-    return sum(len(program.roles[role]) for role in program.role_of_rank.tolist())
-
-
-def engines(case: Case, rounds: int, *, effects: bool) -> tuple[int, Laps]:
-    """Slots and laps of the three engines on every rank of a case, one step; from its program to its trace."""
+def engines(*, quick: bool) -> Iterator[tuple[str, ...]]:
+    """Microseconds a slot of the three engines on every rank of a case, one step; from its program to its trace."""
+    case = sized(10**4 if quick else 10**5)
     program = case.program()
-    costs = case.costs(program, effects=effects)
-
-    def contender(engine: Engine) -> Callable[[], Callable[[], object]]:
-        return lambda: lambda: simulate(program, costs, steps=1, unfold=True, engine=engine)
-
-    return slots_of(program), in_turns({name: contender(engine) for name, engine in ENGINES.items()}, rounds)
-
-
-def stages(case: Case, rounds: int, *, unfold: bool | None = None, steps: int = 3) -> Stages:
-    """The stages of a case with all effects."""
-    found = [_lap(case, unfold, steps) for _ in range(rounds)]
-    slots, _ = found[0]
-    seconds = map(list, zip(*(laps for _, laps in found), strict=True))
-    return Stages(case.ranks, slots, *map(Spread.of, seconds))
+    slots = sum(len(program.roles[role]) for role in program.role_of_rank.tolist())
+    for name, effects in (('all effects', True), ('no effects', False)):
+        costs = case.costs(program, effects=effects)
+        contenders: dict[str, Contender] = {}
+        for label, engine in ENGINES.items():
+            run = partial(simulate, program, costs, steps=1, unfold=True, engine=engine)
+            contenders[label] = partial(_same, run)
+        laps = in_turns(contenders, 3 if quick else 5)
+        each = (str(laps.of(label).times(1e6 / slots)) for label in ENGINES)
+        yield name, f'{slots:,}', *each, str(laps.speed('compiled', 'SimPy'))
 
 
-def swept(rounds: int) -> Swept:
+def _same(run: Callable[[], object]) -> Callable[[], object]:
+    return run
+
+
+def stages(*, quick: bool) -> Iterator[tuple[str, ...]]:
+    """CPU seconds of each stage of a case with all effects; those of the simulation in microseconds a slot, too."""
+    micro_batches = 16 if quick else 192
+    cases = {
+        'GPT-3, folded': (gpt3(micro_batches=micro_batches), 5, None),
+        'GPT-3 with 1,024 copies of the data, folded': (gpt3(1024, micro_batches), 3, None),
+        'GPT-3 with one copy and 16 micro-batches, every rank': (gpt3(1, 16), 3, True),
+    }
+    for name, (case, rounds, unfold) in cases.items():
+        (slots, *_), seconds = zip(*(lap(case, unfold) for _ in range(rounds)), strict=True)
+        spreads = [Spread.of([*of]) for of in zip(*seconds, strict=True)]
+        medians = (short(one.median) for one in spreads)
+        yield name, f'{case.ranks:,}', f'{slots:,}', *medians, str(spreads[-1].times(1e6 / slots))
+
+
+def swept(*, quick: bool) -> Iterator[tuple[str, ...]]:
     """Sweeps of ``SWEPT`` in one process, with compiled machines."""
-    found = {}
     for name, keys in SWEEPS.items():
         sweep = load_sweep(SWEPT, ['against=null'], sweeps=keys)
         # What is done but once: machines are loaded, tables of the profile read.
         sweep.predict(jobs=1)
-        found[name] = len(sweep.rows), timed(partial(sweep.predict, jobs=1), rounds)
-    return found
+        seconds, count = timed(partial(sweep.predict, jobs=1), 3 if quick else 5), len(sweep.rows)
+        yield name, str(count), str(seconds.times(1e3 / count)), short(count / seconds.median)
 
 
-def _lap(case: Case, unfold: bool | None, steps: int) -> tuple[int, list[float]]:
-    """Slots of all steps, and CPU seconds of each stage."""
+def lap(case: Case, unfold: bool | None, steps: int = 3) -> tuple[int, list[float]]:
+    """Slots of all steps and representatives, and CPU seconds of each stage from a plan to its trace."""
     ends = [time.process_time()]
     program = case.program()
     ends.append(time.process_time())

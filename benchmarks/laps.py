@@ -49,10 +49,6 @@ class Laps:
         rounds = zip(self.seconds[beside], self.seconds[name], strict=True)
         return Spread.of([theirs / own for theirs, own in rounds])
 
-    def divided(self, times: int) -> Laps:
-        """Of one run, where each lap was so many."""
-        return Laps({name: [lap / times for lap in laps] for name, laps in self.seconds.items()})
-
 
 def in_turns(contenders: Mapping[str, Contender], rounds: int) -> Laps:
     """Run every contender once a round, each round beginning with another of them."""

@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from benchmarks.laps import Spread
+from benchmarks.report import commit_of
 
 _TIMED: Final = """
 import contextlib, io, json, os, sys, tempfile, time, warnings
@@ -60,27 +60,12 @@ def evaluate():
 PEERS: Final = {'Calculon': _CALCULON, 'SimuMax': _SIMUMAX}
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A peer's source at a commit, and the CPU seconds of one evaluation."""
-
-    name: str
-    commit: str
-    seconds: Spread
-
-
-def time_peer(name: str, root: Path, python: str, rounds: int) -> Peer:
-    """Time a peer; one of ``PEERS``.
+def time_peer(name: str, root: Path, python: str, rounds: int) -> tuple[str, str]:
+    """CPU seconds of one evaluation by a peer, one of ``PEERS``, and its commit.
 
     Arguments: ``root``, a checkout of its source; ``python``, an interpreter that has what it imports.
     """
     script = _TIMED.format(evaluate=PEERS[name])
     command = [python, '-c', script, str(root.resolve()), str(rounds)]
     found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return Peer(name, commit_of(root), Spread.of(json.loads(found)))
-
-
-def commit_of(root: Path) -> str:
-    """The commit of a checkout, and its day."""
-    command = ['git', '-C', str(root), 'log', '-1', '--format=%h of %cs']
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    return str(Spread.of(json.loads(found))), commit_of(root)

@@ -9,25 +9,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Final
 
+from benchmarks.laps import short
+
 RECORDED: Final = Path(__file__).parent.parent / 'tests' / 'recorded'
 SIZES: Final = (10**5, 10**6)
 ROUNDS: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """What reading took. Arguments: ``seconds`` of CPU and ``memory`` in bytes, of the whole command, medians."""
-
-    format: str
-    events: int
-    seconds: float
-    memory: int
 
 
 def kernel_rows(events: int) -> Iterator[str]:
@@ -70,20 +62,16 @@ FORMATS: Final[dict[str, tuple[str, Callable[[int], Iterator[str]]]]] = {
 }
 
 
-def recordings(sizes: tuple[int, ...]) -> list[Read]:
-    """Each format at each size, one command after the other."""
-    return [_read(name, file, lines, size) for name, (file, lines) in FORMATS.items() for size in sizes]
-
-
-def _read(name: str, file: str, lines: Callable[[int], Iterator[str]], events: int) -> Read:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / file
-        with path.open('w', encoding='utf-8') as out:
-            out.writelines(f'{line}\n' for line in lines(events))
-        words = [sys.executable, '-m', 'simpar', 'trace', str(path)]
-        rounds = [_used(words) for _ in range(ROUNDS)]
-    seconds, memory = (median(figures) for figures in zip(*rounds, strict=True))
-    return Read(name, events, seconds, int(memory))
+def recordings(*, quick: bool) -> Iterator[tuple[str, ...]]:
+    """Of each format at each size CPU seconds and memory of the whole command, medians."""
+    for (name, (file, lines)), events in product(FORMATS.items(), SIZES[: 1 if quick else None]):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / file
+            with path.open('w', encoding='utf-8') as out:
+                out.writelines(f'{line}\n' for line in lines(events))
+            rounds = [_used([sys.executable, '-m', 'simpar', 'trace', str(path)]) for _ in range(ROUNDS)]
+        seconds, memory = (median(figures) for figures in zip(*rounds, strict=True))
+        yield name, f'{events:,}', short(seconds), short(seconds * 1e6 / events), short(memory / 1e6)
 
 
 def _used(words: list[str]) -> tuple[float, int]:

@@ -12,6 +12,7 @@ from datetime import date
 from hashlib import sha256
 from math import exp, sqrt
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from simpar.cost.price import Effects, Pricer
@@ -25,6 +26,7 @@ from simpar.validate.rows import Row, read_rows
 from simpar.validate.run import Pair, answers, covered, outcomes
 from simpar.validate.text import to_dict
 from tests.equipment.residuals import Bench, bench_of, left_out, spreads_of, written
+from tests.proof import table
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'accuracy_rows.md'
 KEPT = Path(__file__).parent / 'recorded' / 'accuracy' / 'rows.csv'
@@ -39,36 +41,34 @@ MOST_DEVICES = 64
 """Larger rows take too long to be predicted seven times."""
 
 
-def table(answer: dict[str, Any]) -> list[str]:
+def scores(answer: dict[str, Any]) -> list[str]:
     """Scores a set, on rows that nothing was fitted on."""
-    lines = [
-        '| set | rows | mean error, 95 % interval | median | 90th percentile | bias | null model | regret | in order |',
-        '|---|---|---|---|---|---|---|---|---|',
-    ]
+    heads = 'set | rows | mean error, 95 % interval | median | 90th percentile | bias | null model | regret | in order'
+    lines = []
     for one in answer['sets']:
-        score, null, choice = one['score'], one['null'], one['choice']
-        if not score:
-            continue
-        lines.append(
-            f'| {one["name"]} | {score["rows"]} | {score["mape"]:.1%} ({score["low"]:.1%} to {score["high"]:.1%}) '
-            f'| {score["median"]:.1%} | {score["p90"]:.1%} | {score["bias"]:+.1%} | {null["mape"]:.1%} '
-            f'| {choice["regret"]:.1%} of {choice["groups"]} groups | {choice["ordered"]} of {choice["apart"]} |'
-        )
-    return lines
+        if score := one['score']:
+            null, choice = one['null'], one['choice']
+            mean = f'{score["mape"]:.1%} ({score["low"]:.1%} to {score["high"]:.1%})'
+            shares = f'{score["median"]:.1%}', f'{score["p90"]:.1%}', f'{score["bias"]:+.1%}', f'{null["mape"]:.1%}'
+            regret = f'{choice["regret"]:.1%} of {choice["groups"]} groups'
+            lines.append(
+                (one['name'], score['rows'], mean, *shares, regret, f'{choice["ordered"]} of {choice["apart"]}')
+            )
+    return table(heads, lines)
 
 
 def parts(answer: dict[str, Any], rows: dict[str, Row]) -> list[str]:
     """The same for rows on one node and on several."""
-    lines = ['', '| part | rows | mean error | null model |', '|---|---|---|---|']
+    lines = []
     for one in answer['sets']:
         scored = [found for found in one['rows'] if not found['fitting']]
         for name, many in (('one node', False), ('several nodes', True)):
             part = [found for found in scored if (rows[found['id']].whole('n_gpus') > 8) == many]
             if part and len(part) < len(scored):
-                mean = sum(abs(found['predicted'] / found['measured'] - 1) for found in part) / len(part)
-                null = sum(abs(found['null'] / found['measured'] - 1) for found in part) / len(part)
-                lines.append(f'| {one["name"]}, {name} | {len(part)} | {mean:.1%} | {null:.1%} |')
-    return lines
+                mean, null = (fmean(abs(found[by] / found['measured'] - 1) for found in part)
+                              for by in ('predicted', 'null'))  # fmt: skip
+                lines.append((f'{one["name"]}, {name}', len(part), f'{mean:.1%}', f'{null:.1%}'))
+    return ['', *table('part | rows | mean error | null model', lines)]
 
 
 def pairs_of(answer: dict[str, Any], rows: dict[str, Row], *, fitting: bool) -> dict[str, list[Pair]]:
@@ -88,11 +88,7 @@ def intervals(answer: dict[str, Any], rows: dict[str, Row]) -> list[str]:
     fitted = [pair for pairs in pairs_of(answer, rows, fitting=True).values() for pair in pairs]
     known = spreads_of(fitted)
     (profile_folder() / TABLE).write_text(written(known), encoding='utf-8')
-    lines = [
-        '',
-        '| 80 % intervals | rows | within | 95 % range of 80 % | by model | half-width, median | mean error |',
-        '|---|---|---|---|---|---|---|',
-    ]
+    lines, left = [], []
     for name, pairs in pairs_of(answer, rows, fitting=False).items():
         told, within, width = covered(pairs, known)
         if not told:
@@ -100,18 +96,16 @@ def intervals(answer: dict[str, Any], rows: dict[str, Row]) -> list[str]:
         models = Counter(pair.row.shape for pair in pairs)
         # Rows of a model that err as one count for fewer: (Σ n)² / Σ n².
         effective = len(pairs) ** 2 / sum(count**2 for count in models.values())
-        mean = sum(abs(pair.error) for pair in pairs) / len(pairs)
-        spans = f'{_span(told)} | {_span(min(told, effective))}'
-        lines.append(
-            f'| {name} | {told} of {len(models)} models | {within / told:.0%} | {spans} | {width:.1%} | {mean:.1%} |'
-        )
-    head = '| framework left out whole | rows | within | half-width, median | with it in |'
-    lines += ['', head, '|---|---|---|---|---|']
+        spans = _span(told), _span(min(told, effective))
+        ends = f'{width:.1%}', f'{fmean(abs(pair.error) for pair in pairs):.1%}'
+        lines.append((name, f'{told} of {len(models)} models', f'{within / told:.0%}', *spans, *ends))
     scored = [pair for pairs in pairs_of(answer, rows, fitting=False).values() for pair in pairs]
     for name in sorted({pair.row.of for pair in fitted}):
         told, within, width, own = left_out(fitted, scored, name)
-        lines.append(f'| {name} | {told} | {within / told:.0%} | {width:.1%} | {own:.1%} |')
-    return lines
+        left.append((name, told, f'{within / told:.0%}', f'{width:.1%}', f'{own:.1%}'))
+    heads = '80 % intervals | rows | within | 95 % range of 80 % | by model | half-width, median | mean error'
+    of_left = 'framework left out whole | rows | within | half-width, median | with it in'
+    return ['', *table(heads, lines), '', *table(of_left, left)]
 
 
 def _span(rows: float) -> str:
@@ -161,12 +155,10 @@ def effects() -> list[str]:
     rows = read_rows(measured_folder())
     sets = sorted({row.of for row in rows})
     benches = {name: bench_of(chosen([row for row in rows if row.of == name])) for name in sets}
-    heads = [f'{name} ({len(benches[name].rows)})' for name in sets]
-    lines = [f'| | {" | ".join(heads)} |', f'|---|{"---|" * len(sets)}']
-    for name, (change, on) in VARIANTS.items():
-        errors = [_mean(benches[of], change, on) for of in sets]
-        lines.append(f'| {name} | {" | ".join(f"{error:.1%}" for error in errors)} |')
-    return lines
+    heads = '| ' + ' | '.join(f'{name} ({len(benches[name].rows)})' for name in sets)
+    return table(heads, (
+        (name, *(f'{_mean(benches[of], change, on):.1%}' for of in sets)) for name, (change, on) in VARIANTS.items()
+    ))  # fmt: skip
 
 
 def _mean(bench: Bench, change: Any, on: Effects) -> float:
@@ -201,8 +193,7 @@ def trend(answer: dict[str, Any]) -> list[str]:
         days = [*(line for line in days if line['day'] != str(date.today())), {'day': str(date.today()), **now}]
     cells = [list(days[-1]), *(list(line.values()) for line in days)]
     TREND.write_text('\n'.join([*map(','.join, cells), '']), encoding='utf-8')
-    head, *rows = [f'| {" | ".join(line)} |' for line in cells]
-    return [head, '|---' * len(cells[0]) + '|', *rows]
+    return table(' | '.join(cells[0]), cells[1:])
 
 
 def put(mark: str, lines: Iterable[str], page: Path = PAGE) -> None:
@@ -222,8 +213,8 @@ def main() -> None:
         files = [word for word in words if not word.startswith('--')]
         told = json.loads(Path(files[0]).read_text(encoding='utf-8')) if files else to_dict(answers(outcomes(rows, 2)))
         by = {row.name: row for row in rows}
-        put('sets', table(told), PAGE.parent.parent / 'accuracy.md')
-        put('validate', [*table(told), *parts(told, by), *intervals(told, by)])
+        put('sets', scores(told), PAGE.parent.parent / 'accuracy.md')
+        put('validate', [*scores(told), *parts(told, by), *intervals(told, by)])
         put('trend', trend(told))
         print(*keep(told), sep='\n')
     if '--scores' not in words:

@@ -29,6 +29,7 @@ from simpar.validate.run import predicted
 from simpar.validate.settings import schedule_tree
 from tests.accuracy_page import KEPT, put
 from tests.left_out_page import in_order
+from tests.proof import table
 
 NODE, MOST_LARGER, RUNS = 8, 6, (1, 8)
 PARTS = (
@@ -112,27 +113,26 @@ def _of(case: Case, row: Row) -> tuple[float, float]:
     return log(answer.step / row.seconds), log(answer.interval.high / answer.step)
 
 
-def lines(folder: Path) -> Iterator[str]:
-    yield '| set | larger runs | node runs | without | at best | runs | with | half-width without | with | within |'
-    yield '|---' * 10 + '|'
+def lines(folder: Path) -> Iterator[tuple[str | int, ...]]:
     for name, hardware in PARTS:
         part = part_of(name, hardware)
         larger = part.larger[:MOST_LARGER]
         for count in RUNS:
             found = [told(row, list(islice(alike(row, part.nodes), count)), folder) for row in larger]
             plain, before, error, after = (median(map(abs, column)) for column in zip(*found, strict=True))
-            shown = ' | '.join(f'{expm1(one):.1%}' for one in (error, before, after))
+            shown = (f'{expm1(one):.1%}' for one in (error, before, after))
             inside = sum(abs(one[2]) <= one[3] for one in found)
             yield (
-                f'| {f"{name} {hardware}".strip()} | {len(larger)} of {len(part.larger)} | {len(part.nodes)} '
-                f'| {expm1(plain):.1%} | {part.at_best:.1%} | {count} | {shown} | {inside} of {len(found)} |'
+                *(f'{name} {hardware}'.strip(), f'{len(larger)} of {len(part.larger)}', len(part.nodes)),
+                *(f'{expm1(plain):.1%}', f'{part.at_best:.1%}', count, *shown, f'{inside} of {len(found)}'),
             )
             print(name, hardware, count, f'{plain:.3f} {error:.3f}', flush=True)
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        put('anchored', lines(Path(folder)))
+        heads = 'set | larger runs | node runs | without | at best | runs | with | half-width without | with | within'
+        put('anchored', table(heads, lines(Path(folder))))
 
 
 if __name__ == '__main__':

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
-from proof import claims_table
+from proof import claims_table, page_head, table
 
 SAME: Final = 0.02
 """Every other run of a row against the others: a row whose 10th percentiles differ by more cannot be measured."""
@@ -33,38 +33,32 @@ def verdict(runs: Sequence[Sequence[float]]) -> float:
     return abs(one - other) / min(one, other)
 
 
-def page(blocks: Sequence[dict[str, Any]], *, seed: int, commit: str, command: str) -> tuple[str, bool]:
-    """The page in Markdown, and whether everything holds that must."""
-    rows = [{**row, 'net': block['net'], 'world': block['world']} for block in blocks for row in block['rows']]
+def rows_of(blocks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of all blocks, each with its network and ranks."""
+    return [{**row, 'net': block['net'], 'world': block['world']} for block in blocks for row in block['rows']]
+
+
+def around(blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the head of a page says of the machine and the time."""
+    loads, minutes = [block['load_average'] for block in blocks], sum(block['seconds'] for block in blocks) / 60
+    return {'minutes': minutes, 'cores': blocks[0]['cores'], 'least': min(loads), 'most': max(loads)}
+
+
+def page(blocks: Sequence[dict[str, Any]], **facts: Any) -> tuple[str, bool]:
+    """The page in Markdown, and whether everything holds that must; ``facts``, seed, commit and command."""
+    rows = rows_of(blocks)
     run = [row for row in rows if 'runs' in row]
-    good = [row for row in run if row['same'] <= SAME]
-    claims = [*_claims(rows, run, good)]
-    minutes = sum(block['seconds'] for block in blocks) / 60
-    loads = [block['load_average'] for block in blocks]
+    claims = [*_claims(rows, run, [row for row in run if row['same'] <= SAME])]
     nets = len({block['net'] for block in blocks})
-    text = [
-        '# Drawn schedules, predicted and measured',
-        '',
-        f'`{command}` wrote this page: seed {seed}, commit {commit},',
-        f'{minutes:.0f} minutes on {blocks[0]["cores"]} cores, whose load was {min(loads):.1f} to {max(loads):.1f}.',
-        f'{len(rows)} schedules on {nets} networks. Each block was calibrated by what',
-        '`simpar calibrate --compute emulated --quick` does. [Evidence](evidence.md) says what is drawn.',
-        '',
-        *tables(claims, rows),
-        *said([(f'{block["net"]}, {block["world"]} ranks', block['notes']) for block in blocks]),
-    ]
-    return '\n'.join(text), all(held for _, _, held in claims)
+    notes = said([(f'{block["net"]}, {block["world"]} ranks', block['notes']) for block in blocks])
+    head = page_head('evidence', count=len(rows), nets=nets, **facts, **around(blocks))
+    return head + '\n'.join([*tables(claims, rows), *notes]), all(held for _, _, held in claims)
 
 
 def tables(claims: Sequence[tuple[str, str, bool]], rows: Sequence[dict[str, Any]]) -> list[str]:
     """What must hold, and a line for each row."""
-    return [
-        *claims_table(claims),
-        '| network | ranks | schedule | predicted | measured p10 | median | A/A | error | gain predicted | measured |',
-        '|---|---|---|---|---|---|---|---|---|---|',
-        *(line(row, rows) for row in rows),
-        '',
-    ]
+    heads = 'network | ranks | schedule | predicted | measured p10 | median | A/A | error | gain predicted | measured'
+    return [*claims_table(claims), *table(heads, (cells(row, rows) for row in rows)), '']
 
 
 def said(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
@@ -137,17 +131,13 @@ def disordered(rows: Sequence[dict[str, Any]], apart: float = APART) -> list[str
     return found
 
 
-def line(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
-    cells = [row['net'], str(row['world']), row['name']]
+def cells(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[Any]:
+    """A line of the table."""
+    first = [row['net'], row['world'], row['name']]
     if 'runs' not in row:
-        return (
-            '| '
-            + ' | '.join([*cells, *[''] * 3, f'not run: messages want {row["load"]:.0%} of the cores'])
-            + ' | | | |'
-        )
+        return [*first, '', '', '', f'not run: messages want {row["load"]:.0%} of the cores', '', '', '']
     seconds = [*itertools.chain(*row['runs'])]
     times = [f'{one * 1e3:.1f} ms' for one in (row['predicted'], low(seconds), float(np.median(seconds)))]
     same = f'{row["same"]:.1%}' + (', unmeasurable' if row['same'] > SAME else '')
     both = gains(row, rows) if row['against'] else None
-    shown = [f'{one:+.1%}' for one in both] if both else ['', '']
-    return '| ' + ' | '.join([*cells, *times, same, f'{error(row):+.1%}', *shown]) + ' |'
+    return [*first, *times, same, f'{error(row):+.1%}', *([f'{one:+.1%}' for one in both] if both else ['', ''])]

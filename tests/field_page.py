@@ -13,6 +13,7 @@ from pathlib import Path
 from simpar.case import load_case
 from simpar.files import read_csv
 from simpar.units import format_size, format_time, parse
+from tests.proof import line, table
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent / 'measured_steps' / 'field'
@@ -68,8 +69,8 @@ def _field(name: str, row: dict, **found) -> Field:
 def shown(told: dict) -> dict[str, Field]:
     """All rows as the page tells them, in four digits."""
     found = {}
-    for line in PAGE.read_text(encoding='utf-8').partition(BEGIN)[2].splitlines():
-        name, *cells = (cell.strip() for cell in line[1:-1].split('|'))
+    for told_line in PAGE.read_text(encoding='utf-8').partition(BEGIN)[2].splitlines():
+        name, *cells = (cell.strip() for cell in told_line[1:-1].split('|'))
         if name in told['rows']:
             stack, _, step, _, _, peak, fits = cells[2:]
             size = parse(peak, 'size')
@@ -127,24 +128,21 @@ def page(rows: dict[str, Field], pairs: list[tuple[str, float, float, bool]]):
         f'{len(peaks)} rows tell their memory: what is predicted, tensors with context and fragmentation, is '
         f'{min(peaks):+.0f} to {max(peaks):+.0f} % from it, {statistics.median(peaks):+.0f} % in the median.'
     )
-    yield ''
-    yield '| row | framework | devices | stack | measured | predicted | error | memory measured | predicted | fits |'
-    yield '|---|---|---|---|---|---|---|---|---|---|'
+    heads = 'row | framework | devices | stack | measured | predicted | error | memory measured | predicted | fits'
+    yield from ('', *table(heads, ()))
     for row in rows.values():
         of = sources.get(row.name, {})
         measured = format_time(row.measured) if row.measured else 'out of memory' if row.ran_out else 'a ratio'
         error = f'{100 * row.error:+.1f} %' if row.error is not None else '–'
         held = format_size(row.reported_peak) if row.reported_peak else ''
-        yield (
-            f'| {row.name} | {of.get("framework", "")} | {of.get("devices", "")} × {of.get("hardware", "")} '
-            f'| {row.stack} | {measured} | {format_time(row.step)} | {error} '
-            f'| {held} | {format_size(row.peak)} | {FITS[row.fits]} |'
-        )
-    yield ''
-    yield '| pair | measured | predicted | sign |'
-    yield '|---|---|---|---|'
-    for words, measured, change, right in pairs:
-        yield f'| {words} | {100 * measured:+.1f} % | {100 * change:+.1f} % | {"right" if right else "wrong"} |'
+        devices = f'{of.get("devices", "")} × {of.get("hardware", "")}'
+        told = row.stack, measured, format_time(row.step), error, held, format_size(row.peak), FITS[row.fits]
+        yield line([row.name, of.get('framework', ''), devices, *told])
+    found = (
+        (words, f'{100 * measured:+.1f} %', f'{100 * change:+.1f} %', 'right' if right else 'wrong')
+        for words, measured, change, right in pairs
+    )
+    yield from ('', *table('pair | measured | predicted | sign', found))
 
 
 if __name__ == '__main__':

@@ -8,18 +8,21 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
 NETWORK = '10.78.0'
+ONE_THREAD = {'OMP_NUM_THREADS': '1'}
 TOOLS = ('ip', 'unshare', 'nsenter', 'setpriv')
 
 
-def lacking():
-    """Why this machine has no such hosts; empty where it has."""
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+def lacking(*more):
+    """Why this machine has no such hosts; empty where it has. Arguments: ``more`` programs that are needed."""
+    missing = [tool for tool in (*TOOLS, *more) if shutil.which(tool) is None]
     if missing:
         return f'{" and ".join(missing)} not found; install iproute2 and util-linux'
     return '' if os.geteuid() == 0 else 'network namespaces need root'
@@ -108,9 +111,16 @@ class Hosts:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def shape(self, index, queue):
-        """Hold the card of a host back. Arguments: ``queue``, as `tc` takes it."""
-        self._in(self._inside[index], f'tc qdisc add dev eth0 root {queue}')
+    def torchrun(self, words, each, *, log):
+        """Start so many ranks of torchrun on every host; returns what was started."""
+        flags = f'--nnodes {self.count} --nproc-per-node {each} --master-addr node0 --master-port 29500 --node-rank'
+        start, around = f'{sys.executable} -m torch.distributed.run {flags}', {'PYTHONPATH': str(ROOT), **ONE_THREAD}
+        return [self.start(host, f'{start} {host} {words}', log=log, **around) for host in range(self.count)]
+
+    def shape(self, rate):
+        """Let the card of each host carry so many Mbit/s, by the kernel's token bucket; its inside is not held back."""
+        for pid in self._inside:
+            self._in(pid, f'tc qdisc add dev eth0 root tbf rate {rate}mbit burst 16kb latency 500ms')
 
     def cut(self, index):
         """Take out the cable of a host."""

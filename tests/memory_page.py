@@ -13,12 +13,10 @@ from simpar.validate.columns import Skipped
 from simpar.validate.memory import OF_ALL, MemoryPair, held_of, measured, memory_score, pair_of, program_of
 from simpar.validate.rows import read_rows
 from tests.accuracy_page import put
+from tests.proof import table
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'memory_tables.md'
-HEAD = (
-    '| without | median of peak | bias | worst | within 4 % | too low by > 3 % | median at the end of a step |',
-    '|---|---|---|---|---|---|---|',
-)
+HEADS = 'without | median of peak | bias | worst | within 4 % | too low by > 3 % | median at the end of a step'
 
 
 def variants() -> dict[str, tuple[str, ...]]:
@@ -44,15 +42,13 @@ def pairs() -> dict[str, list[MemoryPair]]:
 
 
 def lines() -> list[str]:
-    body = list(HEAD)
+    body = []
     for name, told in pairs().items():
         score = memory_score(told)
         assert score
-        body.append(
-            f'| {name} | {score.peak:.2%} | {score.bias:+.2%} | {score.worst:.1%} | {score.near:.0%} | {score.low:.0%} '
-            f'| {score.end:.2%} |'
-        )
-    return [f'{len(told)} plans.', '', *body]
+        first = f'{score.peak:.2%}', f'{score.bias:+.2%}', f'{score.worst:.1%}'
+        body.append((name, *first, f'{score.near:.0%}', f'{score.low:.0%}', f'{score.end:.2%}'))
+    return [f'{len(told)} plans.', '', *table(HEADS, body)]
 
 
 if __name__ == '__main__':

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
 from statistics import fmean, median
 
 from simpar.cost.collective import ClusterCollectives
@@ -19,9 +18,9 @@ from simpar.cost.tables import Curve, Grid, Scatter
 from simpar.hardware import Device
 from simpar.profiles import cluster, load_profile, read_table
 from simpar.program import OpClass
-from tests.proof import commit
+from tests.proof import ROOT, page_head, table
 
-PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'micro.md'
+PAGE = ROOT / 'docs' / 'proofs' / 'micro.md'
 DEVICES = ('a100-sxm-8', 'h100-sxm-8', 'h200-sxm-8', 'b200-sxm-8')
 FIFTH = 5
 LARGE = 1024
@@ -42,8 +41,8 @@ def middle(errors: Iterable[float]) -> str:
 
 
 def products(name: str) -> tuple[Row, ...]:
-    table = load_profile(name).tables.matmul
-    return read_table(table, 'matmul') if table else ()
+    known = load_profile(name).tables.matmul
+    return read_table(known, 'matmul') if known else ()
 
 
 def predicted(rows: Sequence[Row], seconds: Callable[..., float]) -> list[tuple[Row, float]]:
@@ -63,9 +62,7 @@ def nearest(known: Sequence[Row]) -> Callable[..., float]:
     return seconds
 
 
-def of_products() -> Iterator[str]:
-    yield '| device | left out | interpolated | … 1024 and more | nearest block | … 1024 and more |'
-    yield '|---|---|---|---|---|---|'
+def of_products() -> Iterator[tuple[str, ...]]:
     for name in DEVICES:
         rows = products(name)
         out, known = ([row for row in rows if left_out(*row[1:3]) == is_out] for is_out in (True, False))
@@ -73,18 +70,16 @@ def of_products() -> Iterator[str]:
         for model in (Grid(MATMUL_AXES, known), nearest(known)):
             found = predicted(out, model)
             cells += [middle(e for _, e in found), middle(e for row, e in found if min(row[:3]) >= LARGE)]
-        yield f'| {name} | {len(out)} of {len(rows)} | {" | ".join(cells)} |'
+        yield name, f'{len(out)} of {len(rows)}', *cells
 
 
-def of_collectives() -> Iterator[str]:
-    yield '| device | interpolated, a fifth left out | by formula alone, more than 8 MiB |'
-    yield '|---|---|---|'
+def of_collectives() -> Iterator[tuple[str, ...]]:
     for name in DEVICES:
-        table = load_profile(name).tables.collective
+        known = load_profile(name).tables.collective
         curves: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
-        for operator, ranks, nodes, size, seconds in read_table(table, 'collective') if table else ():
+        for operator, ranks, nodes, size, seconds in read_table(known, 'collective') if known else ():
             curves.setdefault((str(operator), int(ranks), int(nodes)), []).append((size, seconds))
-        yield f'| {name} | {middle(_interpolated(curves))} | {middle(_by_formula(name, curves))} |'
+        yield name, middle(_interpolated(curves)), middle(_by_formula(name, curves))
 
 
 def _interpolated(curves: dict[tuple[str, int, int], list[tuple[float, float]]]) -> Iterator[float]:
@@ -120,9 +115,7 @@ def by_class(name: str) -> Device:
     return replace(own, matmul=matmul, kernel=replace(own.kernel, matrix=kernel))
 
 
-def of_devices() -> Iterator[str]:
-    yield f'| device | by class and data sheet | with a sweep of {SWEEP} of its own products |'
-    yield '|---|---|---|'
+def of_devices() -> Iterator[tuple[str, ...]]:
     for name in DEVICES:
         device = by_class(name)
 
@@ -135,35 +128,18 @@ def of_devices() -> Iterator[str]:
         sweep = sorted(rows, key=lambda row: sha256(str(row[:3]).encode()).digest())[:SWEEP]
         kept = {row[:3] for row in sweep}
         swept = predicted([row for row in rows if row[:3] not in kept], Scatter(sweep, formula, waves(device)))
-        yield f'| {name} | {middle(e for _, e in plain)} | {middle(e for _, e in swept)} |'
+        yield name, middle(e for _, e in plain), middle(e for _, e in swept)
 
 
 def main() -> None:
-    head = __doc__ or ''
-    text = f"""# Products and collectives that nobody measured
-
-`make prove-micro` writes this page; at commit {commit()}. Numbers are medians of |predicted / measured − 1|.
-
-{head.partition(chr(10))[2].strip()}
-
-## Products of blocks (n, k) that were left out
-
-*1024 and more*: those of m, n and k of 1024 and more. *Nearest block*: the rate of the nearest one that was kept.
-
-{chr(10).join(of_products())}
-
-## Collectives
-
-{chr(10).join(of_collectives())}
-
-## A device by its class
-
-Products with n and k of 256 and more. The other devices are the three others of this page. The sweep is {SWEEP} of them
-by sha256, in a table of its own. All others are predicted as simpar predicts beside a table that forms no grid.
-
-{chr(10).join(of_devices())}
-"""
-    PAGE.write_text(text, encoding='utf-8')
+    of = {
+        'products': ('left out | interpolated | … 1024 and more | nearest block | … 1024 and more', of_products()),
+        'collectives': ('interpolated, a fifth left out | by formula alone, more than 8 MiB', of_collectives()),
+        'devices': (f'by class and data sheet | with a sweep of {SWEEP} of its own products', of_devices()),
+    }
+    tables = {name: '\n'.join(table(f'device | {heads}', rows)) for name, (heads, rows) in of.items()}
+    what = (__doc__ or '').partition('\n')[2].strip()
+    PAGE.write_text(page_head('micro', what=what, sweep=SWEEP, **tables), encoding='utf-8')
 
 
 if __name__ == '__main__':

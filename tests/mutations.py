@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from proof import quietly
+from proof import printed
 
 ROOT = Path(__file__).parent.parent
 VALUES = (
@@ -179,8 +179,8 @@ def prepare(folder: Path) -> None:
     )
     for number, copies in enumerate((1, 2)):
         words = ['run', str(folder / 'pipeline.yaml'), '--quiet', '--set', f'plan.copies={copies}']
-        quietly([*words, '--save', str(folder / f'trace{number}.json')])
+        printed([*words, '--save', str(folder / f'trace{number}.json')])
     words = ['sweep', str(folder / 'pipeline.yaml'), '--sweep', 'plan.copies=1,2', '--jobs', '1']
-    quietly([*words, '--journal', str(folder / 'kept.rows')])
-    quietly(['check', str(folder / 'pipeline.yaml'), '--program', str(folder / 'saved.program')])
+    printed([*words, '--journal', str(folder / 'kept.rows')])
+    printed(['check', str(folder / 'pipeline.yaml'), '--program', str(folder / 'saved.program')])
     (folder / 'record.json').write_text(json.dumps(record()), encoding='utf-8')

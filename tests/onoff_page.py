@@ -24,6 +24,7 @@ from simpar.predict import step_of
 from simpar.schedule import schedule_of
 from simpar.shipped import measured_folder
 from tests.accuracy_page import put
+from tests.proof import line, table
 
 LEAST = 0.03
 """From here on the sign of a measured gain counts."""
@@ -92,8 +93,8 @@ def told(sizes: Sequence[float]) -> str:
 
 def lines() -> Iterator[str]:
     """The table, and what it comes to."""
-    yield '| id | effect | measured | predicted | range of batches | off by | by its plan alone | with nvFuser |'
-    yield '|---|---|---|---|---|---|---|---|'
+    heads = 'id | effect | measured | predicted | range of batches | off by | by its plan alone | with nvFuser'
+    yield from table(heads, ())
     off: dict[str, list[tuple[float, float]]] = {}
     with_other: list[float] = []
     signs = 0
@@ -107,10 +108,9 @@ def lines() -> Iterator[str]:
             signs += (found[0] > 0) == (measured > 0)
         beside = '' if other is None else f'{other:+.1%}'
         spread = f'{min(found):+.1%} to {max(found):+.1%}' if len(found) > 1 else ''
-        yield (
-            f'| {row["id"]} | {row["feature"]} | {measured:+.1%} | {found[0]:+.1%} | {spread} '
-            f'| {(found[0] - measured) * 100:+.1f} points | {by_plan(row)} | {beside} |'
-        )
+        points = f'{(found[0] - measured) * 100:+.1f} points'
+        both = f'{measured:+.1%}', f'{found[0]:+.1%}'
+        yield line([row['id'], row['feature'], *both, spread, points, by_plan(row), beside])
         print(row['id'], found, flush=True)
     yield ''
     yield f'- Sign: right in {signs} of {counted} pairs that were measured at ± {LEAST:.0%} or more.'
@@ -119,18 +119,13 @@ def lines() -> Iterator[str]:
         first, rest = zip(*sizes, strict=True)
         yield f'- {kind}: {told(first)}. Outside the range of batches: {told(rest)}.'
     yield f'- With nvFuser: {told(with_other)}.'
-    yield ''
-    yield '| step | measured | predicted | off by |'
-    yield '|---|---|---|---|'
+    yield from ('', *table('step | measured | predicted | off by', ()))
     for row in scored(steps=True):
         seconds, measured = step(row, 'off', batches(row)[0]), float(row['measured'])
-        yield f'| {row["feature"]} | {measured * 1e3:.0f} ms | {seconds * 1e3:.0f} ms | {seconds / measured - 1:+.1%} |'
-    yield ''
-    yield '| not scorable | why |'
-    yield '|---|---|'
-    for row in rows():
-        if row['not_scorable']:
-            yield f'| {row["id"]} {row["feature"]} | {row["not_scorable"]} |'
+        times = (f'{one * 1e3:.0f} ms' for one in (measured, seconds))
+        yield line([row['feature'], *times, f'{seconds / measured - 1:+.1%}'])
+    others = ((f'{row["id"]} {row["feature"]}', row['not_scorable']) for row in rows() if row['not_scorable'])
+    yield from ('', *table('not scorable | why', others))
 
 
 if __name__ == '__main__':

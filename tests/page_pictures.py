@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.pictures import FOLDER, JOBS, PICTURES, Box, Words, check_boxes, prediction_of, text_of, write_smaller
-from tests.proof import quietly
+from tests.proof import printed
 from tests.prove_browser import browser
 
 WIDE: Final = 1280
@@ -66,7 +66,7 @@ def _schedule(ranks: int, folder: Path) -> str:
 
 def _written(folder: Path, words: list[str]) -> Path:
     page = folder / 'page.html'
-    quietly([*words, str(page)])
+    printed([*words, str(page)])
     return page
 
 

@@ -7,7 +7,6 @@ where simpar says why not; *failed* otherwise. A refusal is for *mathematics* wh
 every other one is *not built*.
 """
 
-import argparse
 import json
 import re
 import sys
@@ -32,7 +31,7 @@ from covering import Features, covered, rows_of
 
 from simpar.case import load_case
 from simpar.errors import Infeasible, ScheduleError
-from tests.proof import commit, page_head
+from tests.proof import Journal, arguments, commit, line, page_head, table
 
 FOLDER = HERE.parent / 'docs' / 'proofs'
 BEFORE = HERE / 'recorded' / 'pairs_before.json'
@@ -188,12 +187,9 @@ def trained(numbers, tell=lambda number, found: None, jobs=1, seconds=float('inf
     return found
 
 
-def kept(path, at):
-    """Outcomes that a journal has of a commit, by number; none where there is no journal."""
-    if path is None or not path.exists():
-        return {}
-    rows = map(json.loads, path.read_text(encoding='utf-8').splitlines())
-    return {Number(*row['plan']): Outcome(*row['outcome']) for row in rows if row['commit'] == at}
+def kept(journal):
+    """Outcomes that a journal has, by number; none where there is no journal."""
+    return {Number(*row['plan']): Outcome(*row['outcome']) for row in (journal.rows if journal else ())}
 
 
 KINDS = {'trained': 'trained', 'mathematics': 'refused for mathematics', 'not built': 'refused, not built',
@@ -243,20 +239,17 @@ def page(name, outcomes, commit, before):
             commit=commit,
             before=before,
         ),
-        f'| plans | {" | ".join(arrays)} |',
-        f'|---|{"---|" * len(arrays)}',
-        _line('seed', (str(ARRAYS[name].seed) for name in arrays)),
-        _line('all', (str(one['plans']) for one in now.values())),
-        *(_line(name, (_share(one, kind) for one in now.values())) for kind, name in KINDS.items()),
-        _line('pairs of levels that a trained plan holds', map(_of_pairs, now.values())),
-        _line('worst relative error of a trained plan', (f'{one["worst"]:.1e}' for one in now.values())),
-        *(line for name, of in arrays.items() for line in _section(name, of)),
-    ]
+        *table(' | '.join(('plans', *arrays)), ()),
+        line(['seed', *(ARRAYS[name].seed for name in arrays)]),
+        line(['all', *(one['plans'] for one in now.values())]),
+        *(line([name, *(f'{one[kind]} ({one[kind] / one["plans"]:.1%})' for one in now.values())])
+          for kind, name in KINDS.items()),
+        line(['pairs of levels that a trained plan holds',
+              *(f'{one["pairs trained"]} of {one["pairs"]}' for one in now.values())]),
+        line(['worst relative error of a trained plan', *(f'{one["worst"]:.1e}' for one in now.values())]),
+        *(text for name, of in arrays.items() for text in _section(name, of)),
+    ]  # fmt: skip
     return '\n'.join(lines) + '\n'
-
-
-def _line(name, cells):
-    return f'| {name} | {" | ".join(cells)} |'
 
 
 def _section(name, outcomes):
@@ -266,9 +259,7 @@ def _section(name, outcomes):
         '',
         f'## {TITLES[name]}',
         '',
-        '| feature | levels |',
-        '|---|---|',
-        *(f'| {factor} | {", ".join(map(_level, levels))} |' for factor, levels in features.factors.items()),
+        *table('feature | levels', ((one, ', '.join(map(_level, levels))) for one, levels in features.factors.items())),
         '',
         'A form is that of what is sharded: none is for sharding off alone. These pairs ask for nothing, and a refusal',
         'for that is mathematics. Each is in one plan, and in no other:',
@@ -289,14 +280,6 @@ def _unbuilt(features):
     for one, other in features.unbuilt:
         found.setdefault((one, other[0]), []).append(_level(other[1]))
     return [f'- {_name(one)} with {factor} {", ".join(levels)}' for (one, factor), levels in found.items()] or ['None.']
-
-
-def _share(of, kind):
-    return f'{of[kind]} ({of[kind] / of["plans"]:.1%})'
-
-
-def _of_pairs(of):
-    return f'{of["pairs trained"]} of {of["pairs"]}'
 
 
 def _level(level):
@@ -321,30 +304,25 @@ def _reasons(outcomes):
         'A plan with several reasons counts for each. N stands for a number, … for a name. The last column has one',
         'plan by its number, for `python -m tests.pairs --only`.',
         '',
-        '| plans | kind | reason | plan |',
-        '|---|---|---|---|',
-        *(
-            f'| {len(numbers)} | {kind} | {reason.replace("|", "/")} | {numbers[0]} |'
-            for (kind, reason), numbers in ordered
+        *table(
+            'plans | kind | reason | plan',
+            ((len(of), kind, reason.replace('|', '/'), of[0]) for (kind, reason), of in ordered),
         ),
     ]
 
 
-def main(arguments=None):
+def main():
     """The command line."""
-    parser = argparse.ArgumentParser(prog='python -m tests.pairs', description='Train every pair of features.')
-    parser.add_argument('--page', choices=PAGES, default='pairs', help='which page (default: pairs)')
-    parser.add_argument('--only', default='', metavar='models-12', help='plans to train; no page is written')
-    parser.add_argument('--tree', action='store_true', help='print the schedules of these plans')
-    parser.add_argument(
-        '--seconds', type=float, default=float('inf'), metavar='S', help='for so long, the smallest plans first'
+    options = arguments(
+        __doc__,
+        page={'choices': PAGES, 'default': 'pairs', 'help': 'which page (default: pairs)'},
+        only=('', 'plans to train, as models-12; no page is written'),
+        tree=(False, 'print the schedules of these plans'),
+        seconds=(float('inf'), 'for so long, the smallest plans first'),
+        journal=(Path, 'outcomes stand here, and are not trained again'),
+        mended=(str, 'outcomes of this commit count too, where the plan did not fail'),
+        jobs=(2, 'processes'),
     )
-    parser.add_argument('--journal', type=Path, metavar='FILE', help='outcomes stand here, and are not trained again')
-    parser.add_argument(
-        '--mended', metavar='COMMIT', help='outcomes of this commit count too, where the plan did not fail'
-    )
-    parser.add_argument('--jobs', type=int, default=2, metavar='N', help='processes (default: 2)')
-    options = parser.parse_args(arguments)
     asked = [one.rsplit('-', 1) for one in options.only.split(',') if one]
     numbers = [Number(name, int(row)) for name, row in asked] or [
         one for name in PAGES[options.page] for one in numbers_of(name)
@@ -352,14 +330,14 @@ def main(arguments=None):
     if options.seconds < float('inf'):
         numbers.sort(key=lambda number: ARRAYS[number.array].size(number.levels))
     began, at = time.monotonic(), commit('simpar', 'executor')
-    older = kept(options.journal, options.mended)
+    journal, older = ((options.journal and Journal(options.journal, commit=one)) for one in (at, options.mended))
+    older = kept(older)
     failed = [number for number, one in older.items() if one.kind == 'failed']
-    done = {number: one for number, one in older.items() if number not in failed} | kept(options.journal, at)
+    done = {number: one for number, one in older.items() if number not in failed} | kept(journal)
 
     def tell(number, found):
-        if options.journal:
-            with options.journal.open('a', encoding='utf-8') as file:
-                file.write(json.dumps({'commit': at, 'plan': number, 'outcome': found}) + '\n')
+        if journal:
+            journal.add(plan=number, outcome=found)
         if asked or found.told in ('failed', 'not built'):
             print(number, found.told, f'{found.error:.1e}', found.message, number.levels, sep='; ')
         if options.tree:

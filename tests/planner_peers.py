@@ -25,12 +25,13 @@ from typing import Any, NamedTuple
 from simpar.case import cluster_of
 from simpar.planner.answer import told
 from simpar.planner.plan import Planning
-from simpar.planner.space import space_of
-from simpar.schedule import Schedule, load_schedule
+from simpar.planner.space import KEYS, space_of
+from simpar.plans import Plan
+from simpar.schedule import load_schedule
 from simpar.schedule.contents import Planner
 from simpar.sweep.answer import predicted
 from simpar.units import format_time
-from tests.proof import arguments
+from tests.proof import arguments, table
 
 LAYERS, HIDDEN, HEADS, SEQUENCE, NODE = 96, 12288, 96, 2048, 8
 SAMPLE = 400
@@ -50,6 +51,12 @@ class Point(NamedTuple):
     zero: int
     sequence_parallel: bool
 
+    def plan(self, batch: int) -> dict[str, Any]:
+        """As simpar has it."""
+        found = self._asdict()
+        found['micro_batches'] = batch // self.data // found.pop('size')
+        return {**found, 'order': 'interleaved-1f1b' if self.chunks > 1 else '1f1b'}
+
 
 def main() -> None:
     options = arguments(
@@ -60,85 +67,77 @@ def main() -> None:
         gap=(0.02, 'of our search'),
         seconds=(300.0, 'of our search, at most'),
     )
-    batch = options.batch or options.devices
-    theirs = Calculon(options.checkout, options.devices, batch)
-    ours = Ours(options.devices, batch)
-    print(f'GPT-3 175B on {options.devices} A100 80 GB, batch {batch}\n')
+    devices, batch = options.devices, options.batch or options.devices
+    theirs = Calculon(options.checkout, devices, batch)
+    model = {'layers': LAYERS, 'hidden': HIDDEN, 'heads': HEADS, 'vocab': 51200, 'sequence': SEQUENCE}
+    ours = Ours(
+        {'nodes': devices // NODE},
+        {'transformer': model, 'batch': batch, 'precision': 'fp16'},
+        {
+            'tensor': [one for one in factors(devices) if HEADS % one == 0],
+            'sequence_parallel': [False, True],
+            'pipeline': [one for one in factors(devices) if LAYERS % one == 0],
+            'micro_batches': factors(batch),
+            'order': ['1f1b', 'interleaved-1f1b'],
+            'chunks': factors(LAYERS)[:-1],
+            'recompute': [*RECOMPUTE],
+            'zero': [0, 1],
+        },
+    )
+    print(f'GPT-3 175B on {devices} A100 80 GB, batch {batch}\n')
     seconds, plans, (rate, best) = theirs.search()
+    assert rate
     print(f'Calculon: {plans:,} plans of the common space in {seconds:.1f} CPU s, {plans / seconds:.0f} a second')
     whole, each, error = theirs.whole()
     print(f'Calculon: its own search has {whole:,} plans; {SAMPLE} drawn ones took {each * 1e3:.1f} ms in the mean,')
     print(f'          ± {error * 1e3:.1f}; so all of them take {whole * each / 3600:.1f} CPU hours (not run)')
-    begun = time.process_time()
-    answer = ours.planning.search(jobs=1, gap=options.gap, seconds=options.seconds)
-    spent = time.process_time() - begun
-    assert answer.best is not None
-    own = point_of(answer.best.schedule, batch)
-    print(
-        f'simpar: {answer.plans:,} plans, {len(answer.ranking) + answer.infeasible} predicted, gap {answer.gap:.2%}, '
-        f'{"ended by itself" if answer.complete else "interrupted"}, {spent:.1f} CPU s\n'
-    )
-    print('| best plan of | plan | by simpar | by Calculon |\n| --- | --- | ---: | ---: |')
-    for name, point in (('Calculon', best), ('simpar', own)):
-        print(f'| {name} | {told(point._asdict())} | {ours.step(point)} | {theirs.step(point)} |')
-    print(
-        f'\nCPU: {spent / seconds:.2f} of Calculon in the common space, '
-        f'{spent / (whole * each):.5f} of its own search: '
-        f'{spent / (whole * (each + 2 * error)):.5f} to {spent / (whole * (each - 2 * error)):.5f}'
-    )
-    assert rate
+    plan, spent = ours.search(options.gap, options.seconds)
+    size = batch // plan.data // plan.micro_batches
+    own = Point(
+        plan.tensor, plan.pipeline, plan.data, max(plan.chunks, 1), size, plan.recompute, plan.zero,
+        plan.sequence_parallel,
+    )  # fmt: skip
+    rows = [(name, told(one._asdict()), ours.step(one.plan(batch)), theirs.step(one))
+            for name, one in (('Calculon', best), ('simpar', own))]  # fmt: skip
+    print(*table('best plan of | plan | by simpar | by Calculon', rows), sep='\n')
+    shares = [spent / (whole * (each + off * error)) for off in (0, 2, -2)]
+    common = f'{spent / seconds:.2f} of Calculon in the common space'
+    print(f'\nCPU: {common}, {shares[0]:.5f} of its own search: {shares[1]:.5f} to {shares[2]:.5f}')
 
 
 class Ours:
-    """simpar's side."""
+    """simpar's side: a model on nodes of A100, searched over some keys, the others fixed."""
 
-    def __init__(self, devices: int, batch: int) -> None:
-        self.devices, self.batch = devices, batch
-        schedule = self._schedule({})
-        keys = {
-            'plan.tensor': [one for one in factors(devices) if HEADS % one == 0],
-            'plan.sequence_parallel': [False, True],
-            'plan.context': 'fixed',
-            'plan.pipeline': [one for one in factors(devices) if LAYERS % one == 0],
-            'plan.micro_batches': factors(batch),
-            'plan.order': ['1f1b', 'interleaved-1f1b'],
-            'plan.chunks': factors(LAYERS)[:-1],
-            'plan.recompute': ['none', 'selective', 'full'],
-            'plan.copies': 'fixed',
-            'plan.tiles': 'fixed',
-            'plan.zero': [0, 1],
-            'plan.shard_group': 'fixed',
-            'plan.fusion': 'fixed',
+    def __init__(self, cluster: dict[str, Any], workload: dict[str, Any], keys: dict[str, Any]) -> None:
+        optimizer = {'adam': {'master_weights': True}}
+        self._tree = {
+            'simpar': 1,
+            'cluster': {'profile': 'a100-sxm-8', **cluster},
+            'workload': {**workload, 'optimizer': optimizer},
         }
-        schedule = replace(schedule, planner=Planner(keys=keys))
-        self.planning = Planning(schedule=schedule, space=space_of(schedule, cluster_of(schedule).world))
+        schedule = load_schedule(self._tree)
+        free = {f'plan.{key}': keys.get(key, 'fixed') for key in KEYS}
+        schedule = replace(schedule, planner=Planner(keys=free))
+        self._planning = Planning(schedule=schedule, space=space_of(schedule, cluster_of(schedule).world))
 
-    def step(self, point: Point) -> str:
+    def search(self, gap: float, seconds: float) -> tuple[Plan, float]:
+        """The best plan, and CPU seconds; prints what the search came to."""
+        begun = time.process_time()
+        found = self._planning.search(jobs=1, gap=gap, seconds=seconds)
+        spent = time.process_time() - begun
+        assert found.best is not None
+        predicted = len(found.ranking) + found.infeasible
+        ended = 'ended by itself' if found.complete else 'interrupted'
+        print(
+            f'simpar: {found.plans:,} plans, {predicted} predicted, gap {found.gap:.2%}, {ended}, {spent:.1f} CPU s\n'
+        )
+        return found.best.schedule.plan, spent
+
+    def step(self, plan: dict[str, Any]) -> str:
         """A plan's step in words, or why it cannot be."""
-        plan = {
-            'tensor': point.tensor, 'pipeline': point.pipeline, 'data': point.data, 'recompute': point.recompute,
-            'micro_batches': self.batch // point.data // point.size, 'sequence_parallel': point.sequence_parallel,
-            'order': 'interleaved-1f1b' if point.chunks > 1 else '1f1b', 'chunks': point.chunks, 'zero': point.zero,
-        }  # fmt: skip
-        found = predicted(self._schedule(plan))
+        found = predicted(load_schedule({**self._tree, 'plan': plan}))
         step = format_time(found.figures.step) if found.figures else ''
         return step if found.feasible else f'{step} ({found.reason})'.strip()
-
-    def _schedule(self, plan: dict[str, Any]) -> Schedule:
-        model = {'layers': LAYERS, 'hidden': HIDDEN, 'heads': HEADS, 'vocab': 51200, 'sequence': SEQUENCE}
-        return load_schedule(
-            {
-                'simpar': 1,
-                'cluster': {'profile': 'a100-sxm-8', 'nodes': self.devices // NODE},
-                'workload': {
-                    'transformer': model,
-                    'batch': self.batch,
-                    'precision': 'fp16',
-                    'optimizer': {'adam': {'master_weights': True}},
-                },
-                'plan': plan,
-            }
-        )
 
 
 class Calculon:
@@ -260,15 +259,6 @@ class Calculon:
         except self.Llm.Error:
             return 0.0
         return float(model.get_stats_json(False)['sample_rate'])
-
-
-def point_of(schedule: Schedule, batch: int) -> Point:
-    """A plan of ours in the words of both."""
-    plan = schedule.plan
-    size = batch // plan.data // plan.micro_batches
-    chunks = max(plan.chunks, 1)
-    one = (plan.tensor, plan.pipeline, plan.data, chunks, size, plan.recompute, plan.zero, plan.sequence_parallel)
-    return Point(*one)
 
 
 def factors(number: int) -> list[int]:

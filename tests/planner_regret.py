@@ -19,13 +19,15 @@ from simpar.shipped import measured_folder
 from simpar.validate.rows import is_for_fitting, read_rows
 from simpar.validate.run import Pair, answers, groups, outcomes
 from simpar.validate.settings import schedule_tree
+from tests.proof import line, table
 
 
 def main() -> None:
     rows = [row for row in read_rows(measured_folder()) if not is_for_fitting(row)]
     alike = [pair.row for group in groups([Pair(row, 0.0, 0.0) for row in rows]) for pair in group]
-    print('| set | groups | plans of a group | fastest predicted, mean regret | choice, mean regret |')
-    print('| --- | ---: | ---: | ---: | ---: |')
+    print(
+        *table('set | groups | plans of a group | fastest predicted, mean regret | choice, mean regret', ()), sep='\n'
+    )
     regrets: list[tuple[float, float]] = []
     for answer in answers(outcomes(alike)):
         found = list(groups(answer.pairs))
@@ -41,7 +43,7 @@ def main() -> None:
 
 def _tell(name: str, plans: str, regrets: Sequence[tuple[float, float]]) -> None:
     fastest, chosen = (mean(one) for one in zip(*regrets, strict=True))
-    print(f'| {name} | {len(regrets)} | {plans} | {fastest:.1%} | {chosen:.1%} |', flush=True)
+    print(line([name, len(regrets), plans, f'{fastest:.1%}', f'{chosen:.1%}']), flush=True)
 
 
 def regret(group: Sequence[Pair], pick: Pair) -> float:

@@ -13,21 +13,19 @@ import importlib
 import re
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from simpar.case import cluster_of
 from simpar.planner.answer import told
-from simpar.planner.plan import Planning
-from simpar.planner.space import space_of
-from simpar.schedule import Schedule, load_schedule
-from simpar.schedule.contents import Planner
-from simpar.sweep.answer import predicted
 from simpar.units import format_time
-from tests.proof import arguments
+from tests.planner_peers import Ours, factors
+from tests.proof import arguments, table
 
 DEVICES, BATCH = 64, 128
+MODEL = {
+    'layers': 80, 'hidden': 8192, 'heads': 64, 'kv_heads': 8, 'ffn': 28672, 'vocab': 128256, 'sequence': 4096,
+    'norm': 'rms_norm', 'activation': 'swiglu', 'bias': [], 'position': 'rotary',
+}  # fmt: skip
 TENSOR, PIPELINE, SIZES = (1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 4)
 RECOMPUTE = {'none': 'no_recompute', 'selective': 'selective_recompute', 'full': 'full_block'}
 GAP, SECONDS = 0.02, 240.0
@@ -43,24 +41,31 @@ def main() -> None:
     model = _theirs(options.checkout)
     begun = time.process_time()
     everything = _search(model, TENSOR, PIPELINE, SIZES, tuple(RECOMPUTE))
-    their_cpu = time.process_time() - begun
+    spent = time.process_time() - begun
     their_step, theirs = min(everything, key=lambda one: one[0])
     print(f'Llama 3 70B on {DEVICES} A100, batch {BATCH}\n', flush=True)
-    print(f'SimuMax: {len(everything)} plans in {their_cpu:.1f} CPU s', flush=True)
-    begun = time.process_time()
-    answer = _planning().search(jobs=1, gap=GAP, seconds=SECONDS)
-    own_cpu = time.process_time() - begun
-    assert answer.best is not None
-    plan = answer.best.schedule.plan
+    print(f'SimuMax: {len(everything)} plans in {spent:.1f} CPU s', flush=True)
+    # 300 GB/s of NVLink to the 30 GB/s of their file.
+    ours = Ours(
+        {'nodes': DEVICES // 8, 'links': {'nvlink': 0.1}},
+        {'transformer': MODEL, 'batch': BATCH, 'precision': 'bf16'},
+        {
+            'tensor': list(TENSOR),
+            'sequence_parallel': [False, True],
+            'pipeline': list(PIPELINE),
+            'micro_batches': factors(BATCH),
+            'recompute': list(RECOMPUTE),
+            'zero': [1],
+        },
+    )
+    plan, _ = ours.search(GAP, SECONDS)
     size = BATCH // plan.data // plan.micro_batches
-    ours = {'tensor': plan.tensor, 'pipeline': plan.pipeline, 'size': size, 'recompute': plan.recompute}
-    count = f'{answer.plans:,} plans, {len(answer.ranking) + answer.infeasible} predicted, gap {answer.gap:.2%}'
-    print(f'simpar: {count}, {own_cpu:.1f} CPU s\n')
-    print('| best plan of | plan | by simpar | by SimuMax |\n| --- | --- | ---: | ---: |')
-    print(f'| SimuMax | {told(theirs)} | {_step(theirs)} | {format_time(their_step)} |')
+    own = {'tensor': plan.tensor, 'pipeline': plan.pipeline, 'size': size, 'recompute': plan.recompute}
     again = _search(model, (plan.tensor,), (plan.pipeline,), (size,), (plan.recompute,))
-    known = [seconds for seconds, _ in again]
-    print(f'| simpar | {told(ours)} | {_step(ours)} | {format_time(min(known)) if known else "does not fit"} |')
+    known = format_time(min(seconds for seconds, _ in again)) if again else 'does not fit'
+    found = ('SimuMax', theirs, format_time(their_step)), ('simpar', own, known)
+    rows = [(name, told(one), ours.step(_plan(one)), by_them) for name, one, by_them in found]
+    print(*table('best plan of | plan | by simpar | by SimuMax', rows), sep='\n')
 
 
 def _theirs(checkout: Path) -> Any:
@@ -102,54 +107,13 @@ def _search(
     return found
 
 
-def _planning() -> Planning:
-    keys = {
-        **dict.fromkeys((f'plan.{key}' for key in _FIXED), 'fixed'),
-        'plan.tensor': list(TENSOR),
-        'plan.sequence_parallel': [False, True],
-        'plan.pipeline': list(PIPELINE),
-        'plan.micro_batches': [one for one in range(1, BATCH + 1) if BATCH % one == 0],
-        'plan.recompute': list(RECOMPUTE),
-        'plan.zero': [1],
-    }
-    schedule = replace(_schedule({}), planner=Planner(keys=keys))
-    return Planning(schedule=schedule, space=space_of(schedule, cluster_of(schedule).world))
-
-
-_FIXED = ('context', 'expert', 'order', 'chunks', 'copies', 'tiles', 'shard_group', 'fusion')
-
-
-def _step(found: dict[str, Any]) -> str:
-    """What simpar predicts of a plan."""
+def _plan(found: dict[str, Any]) -> dict[str, Any]:
+    """A plan as simpar has it."""
     data = DEVICES // found['tensor'] // found['pipeline']
-    plan = {
+    return {
         'tensor': found['tensor'], 'pipeline': found['pipeline'], 'data': data, 'recompute': found['recompute'],
         'micro_batches': BATCH // data // found['size'], 'sequence_parallel': found['tensor'] > 1, 'zero': 1,
     }  # fmt: skip
-    outcome = predicted(_schedule(plan))
-    step = format_time(outcome.figures.step) if outcome.figures else ''
-    return step if outcome.feasible else f'{step} ({outcome.reason})'.strip()
-
-
-def _schedule(plan: dict[str, Any]) -> Schedule:
-    model = {
-        'layers': 80, 'hidden': 8192, 'heads': 64, 'kv_heads': 8, 'ffn': 28672, 'vocab': 128256, 'sequence': 4096,
-        'norm': 'rms_norm', 'activation': 'swiglu', 'bias': [], 'position': 'rotary',
-    }  # fmt: skip
-    # 300 GB/s of NVLink to the 30 GB/s of their file.
-    return load_schedule(
-        {
-            'simpar': 1,
-            'cluster': {'profile': 'a100-sxm-8', 'nodes': DEVICES // 8, 'links': {'nvlink': 0.1}},
-            'workload': {
-                'transformer': model,
-                'batch': BATCH,
-                'precision': 'bf16',
-                'optimizer': {'adam': {'master_weights': True}},
-            },
-            'plan': plan,
-        }
-    )
 
 
 if __name__ == '__main__':

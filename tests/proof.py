@@ -3,8 +3,10 @@
 import argparse
 import contextlib
 import io
+import json
 import signal
 import subprocess
+import time
 import traceback
 from pathlib import Path
 
@@ -41,24 +43,80 @@ def commit(*paths):
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or 'unknown'
 
 
-def page_head(name, **facts):
+def page_head(name, /, **facts):
     """How a page begins: tests/pages/NAME.md with its facts and the commit."""
     return (ROOT / 'tests' / 'pages' / f'{name}.md').read_text(encoding='utf-8').format(**{'commit': commit(), **facts})
 
 
-def quietly(words):
-    """Have simpar do a command that ends with 0; what it prints is dropped."""
+def printed(words, codes=(0,)):
+    """What simpar prints of a command, done in this process, that ends with one of some codes."""
     from simpar.cli import main as simpar
 
-    with contextlib.redirect_stdout(io.StringIO()):
-        code = simpar(words)
-    assert code == 0, (words, code)
+    text, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(errors):
+        code = simpar([*map(str, words)])
+    assert code in codes, (words, code, errors.getvalue())
+    return text.getvalue()
+
+
+def answer(*words, codes=(0,)):
+    """The JSON that simpar prints of a command."""
+    return json.loads(printed([*words, '--json'], codes))
+
+
+def kept(file, make):
+    """What a file holds as JSON: of a command that was interrupted; made and written where there is none."""
+    from simpar.files import write_atomically
+
+    if not file.exists():
+        write_atomically(file, json.dumps(make()) + '\n')
+    return json.loads(file.read_text(encoding='utf-8'))
+
+
+class Journal:
+    """Rows in a file, a line each, so that the same command goes on behind them.
+
+    Arguments: ``shared``, what rows must have to count, and what new ones get: the commit, a seed.
+    """
+
+    def __init__(self, path, **shared):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text(encoding='utf-8').splitlines(keepends=True) if path.exists() else []
+        # Of a line that an interruption cut off the end is missing.
+        rows = [json.loads(line) for line in lines if line.endswith('\n')]
+        self.rows = [row for row in rows if shared.items() <= row.items()]
+        self._path, self._shared = path, shared
+
+    def add(self, **row):
+        """Keep a row; returns it with what all share."""
+        self.rows.append({**self._shared, **row})
+        with self._path.open('a', encoding='utf-8') as file:
+            file.write(json.dumps(self.rows[-1]) + '\n')
+        return self.rows[-1]
+
+
+def until(seconds, found, each=0.1):
+    """Wait until something is so, or the seconds are over; whether it is."""
+    end = time.monotonic() + seconds
+    while not (is_so := found()) and time.monotonic() < end:
+        time.sleep(each)
+    return bool(is_so)
+
+
+def line(cells):
+    """A line of a table in Markdown."""
+    return f'| {" | ".join(map(str, cells))} |'
+
+
+def table(heads, rows):
+    """A table in Markdown: its heads with | between them, and the cells of its rows."""
+    return [f'| {heads} |', f'|{"---|" * (heads.count("|") + 1)}', *map(line, rows)]
 
 
 def claims_table(claims):
     """What must hold: each with what was found, and whether it does."""
-    rows = [f'| {what} | {found} | {"holds" if held else "**does not hold**"} |' for what, found, held in claims]
-    return ['| what must hold | found | |', '|---|---|---|', *rows, '']
+    rows = [(what, found, 'holds' if held else '**does not hold**') for what, found, held in claims]
+    return [*table('what must hold | found |', rows), '']
 
 
 def end(text, write, held, code=4):

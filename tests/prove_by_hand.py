@@ -7,7 +7,7 @@ steps. Every round of turns is added to out/by_hand/ROW.jsonl, so that a run tha
 anew, --write writes the page.
 """
 
-import json
+import itertools
 import os
 import random
 import statistics
@@ -18,13 +18,12 @@ from pathlib import Path
 
 import numpy as np
 from by_hand import RANKS, ByHand
-from proof import arguments, commit, page_head
+from proof import ROOT, Journal, arguments, commit, line, page_head
 
 from executor.ranks.pool import Pool
 from executor.state import Request, Stretch
 from simpar.case import load_case
 
-ROOT = Path(__file__).parent.parent
 PAGE = ROOT / 'docs' / 'proofs' / 'by_hand_proof.md'
 KEPT = ROOT / 'out' / 'by_hand'
 HIDDEN, LAYERS, SEQUENCE, BATCH = SIZES = 512, 4, 128, 8
@@ -87,8 +86,8 @@ def turn(trained):
     return statistics.median(np.diff(ends)), (cpu(trained.processes) - before) / TURN
 
 
-def measure(row, seconds, path):
-    """Add rounds to a file until time is up."""
+def measure(row, seconds, journal):
+    """Add rounds to a journal until time is up."""
     cores = [{core} for core in sorted(os.sched_getaffinity(0))]
     until = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as name:
@@ -98,12 +97,11 @@ def measure(row, seconds, path):
         trained = {folder.name: ByHand(row, cores, folder, SIZES) for folder in folders}
         trained['ours'] = ByExecutor(row, Path(name))
         try:
-            for number in range(10**6):
+            for number in itertools.count():
                 order = random.sample(sorted(trained), 3)
                 found = {which: turn(trained[which]) for which in order}
                 if number >= WARM:
-                    with path.open('a') as file:
-                        file.write(json.dumps({'commit': commit(), 'order': order, **found}) + '\n')
+                    journal.add(commit=commit(), order=order, **found)
                     told = ', '.join(f'{which} {1e3 * found[which][0]:.0f} ms' for which in sorted(found))
                     print(f'{row}, round {number - WARM + 1}: {told}', file=sys.stderr, flush=True)
                 if time.monotonic() > until:
@@ -121,9 +119,8 @@ def median_with_bounds(values):
     return statistics.median(values), low, high
 
 
-def found(path):
+def found(rounds):
     """The figures of a row: steps, and ratios with bounds."""
-    rounds = [json.loads(line) for line in path.read_text().splitlines()]
     # A median is of one commit.
     rounds = [one for one in rounds if one['commit'] == rounds[-1]['commit']]
     hand, ours, again = (np.array([one[which] for one in rounds]) for which in ('hand', 'ours', 'again'))
@@ -139,23 +136,12 @@ def found(path):
     }
 
 
-def told(values):
-    return '{:.3f} ({:.3f} to {:.3f})'.format(*values)
-
-
-def line(row, one):
+def cells(row, one):
     """A row of the page."""
     title, plan = ROWS[row]
-    cells = [
-        title,
-        f'`{plan}`',
-        one['commit'],
-        one['rounds'],
-        f'{1e3 * one["hand"]:.0f} ms',
-        f'{1e3 * one["ours"]:.0f} ms',
-    ]
-    cells += [told(one[key]) for key in ('ratio', 'noise', 'cpu')]
-    return f'| {" | ".join(map(str, cells))} |'
+    steps = (f'{1e3 * one[whose]:.0f} ms' for whose in ('hand', 'ours'))
+    ratios = ('{:.3f} ({:.3f} to {:.3f})'.format(*one[key]) for key in ('ratio', 'noise', 'cpu'))
+    return [title, f'`{plan}`', one['commit'], one['rounds'], *steps, *ratios]
 
 
 def main():
@@ -163,14 +149,16 @@ def main():
     options = arguments(
         __doc__, {'name': 'rows', 'nargs': '*', 'default': list(ROWS)}, seconds=65.0, again=False, write=False
     )
-    KEPT.mkdir(parents=True, exist_ok=True)
-    for row in options.rows:
+    journals = {}
+    for row in ROWS:
         path = KEPT / f'{row}.jsonl'
-        if options.again:
+        if options.again and row in options.rows:
             path.unlink(missing_ok=True)
-        measure(row, options.seconds, path)
-        print(line(row, found(path)), flush=True)
-    results = {row: found(KEPT / f'{row}.jsonl') for row in ROWS if (KEPT / f'{row}.jsonl').exists()}
+        journals[row] = Journal(path)
+    for row in options.rows:
+        measure(row, options.seconds, journals[row])
+        print(line(cells(row, found(journals[row].rows))), flush=True)
+    results = {row: found(journal.rows) for row, journal in journals.items() if journal.rows}
     middle = statistics.median(one['ratio'][0] for one in results.values())
     end = f'The median ratio of {len(results)} rows is {middle:.3f}; at most {MOST} is asked for.'
     print(end)
@@ -178,9 +166,8 @@ def main():
         print(f'no page: without {", ".join(ROWS.keys() - results.keys())}', file=sys.stderr)
     elif options.write:
         sizes = {'hidden': HIDDEN, 'layers': LAYERS, 'sequence': SEQUENCE, 'batch': BATCH, 'turn': TURN}
-        PAGE.write_text(
-            page_head('by_hand', **sizes) + '\n'.join([*(line(row, one) for row, one in results.items()), '', end, ''])
-        )
+        lines = [line(cells(row, one)) for row, one in results.items()]
+        PAGE.write_text(page_head('by_hand', **sizes) + '\n'.join([*lines, '', end, '']))
     return 0 if middle <= MOST else 1
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.code_lines import ROOT
-from tests.proof import arguments, commit
+from tests.proof import arguments, commit, line, table
 
 FOLDER = ROOT / 'docs' / 'changes'
 
@@ -66,18 +66,16 @@ def _git(*words, cwd):
 
 def main():
     """Apply and test the changes that are asked for; 1 where one fails or touches too many files."""
-    table = changes()
-    options = arguments(__doc__, {'name': 'names', 'nargs': '*', 'help': ', '.join(table)})
-    print(
-        f'commit {commit()}\n\n| change | files | at most | lines in | lines out | tested |\n|---|---|---|---|---|---|'
-    )
+    known = changes()
+    options = arguments(__doc__, {'name': 'names', 'nargs': '*', 'help': ', '.join(known)})
+    print(f'commit {commit()}\n', *table('change | files | at most | lines in | lines out | tested', ()), sep='\n')
     every = True
-    for change in [table[name] for name in options.names or table]:
+    for change in [known[name] for name in options.names or known]:
         files, new, old = counted(change)
         passed, told = tested(change)
         every = every and passed and files <= change.most_files
         cells = (f'{change.change}: {change.what}', files, change.most_files, new, old, 'yes' if passed else '**no**')
-        print(f'| {" | ".join(map(str, cells))} |', flush=True)
+        print(line(cells), flush=True)
         if not passed:
             print(told[-3000:], file=sys.stderr)
     return 0 if every else 1

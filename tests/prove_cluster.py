@@ -1,6 +1,6 @@
 """Runs of the tutorial on two hosts (namespaces of this machine) under real launchers, and hosts that fail.
 
-    python -m tests.prove_cluster namespaces|slurm|mpi [--write]
+    python -m tests.prove_cluster namespaces|slurm|mpi|bench [--write]
 
 Needs root and the launchers of Debian; says what is missing, and installs nothing. --write puts what was seen into
 docs/proofs/cluster_proof.md.
@@ -13,12 +13,13 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from tests.hosts import Hosts, address, lacking
-from tests.proof import arguments, commit
+from simpar.profiles import load_profile
+from tests.hosts import ONE_THREAD, Hosts, address, lacking
+from tests.proof import ROOT, arguments, commit, line, table, until
 
-ROOT = Path(__file__).parent.parent
 PAGE = ROOT / 'docs' / 'proofs' / 'cluster_proof.md'
 BIN = Path(sys.executable).parent
 SEED = 2026
@@ -28,11 +29,17 @@ JOB = ['examples/multi_copy.yaml', '--set', 'cluster.profile=cpu-gloo', '--set',
 SAID = 'starts no process|did not come|said nothing|was killed|died|lost|another run|reset by peer|closed by peer'
 NAMED = re.compile(rf'^.*(?:node1|ranks? [23]\b|ranks 1, [23]).*(?:{SAID}).*$|^.*Remote daemon.*node1$', re.MULTILINE)
 MARK = re.compile(r'-m executor|torchrun|mpirun|mpiexec|orted|hydra_pmi|srun')
+CARD = 200
+"""Mbit/s of the card of each host."""
+NEAR = 0.1
+"""How far the bandwidth that a bench finds may be from that which was set."""
+LOST = re.compile(r'^.*(?:node[01]|rank [0-3]).*(?:said nothing|died|lost|reached).*$', re.MULTILINE)
 PARTS = {
-    'namespaces': ('torchrun over two hosts', ['ip', 'unshare', 'nsenter'], 'iproute2 util-linux'),
+    'namespaces': ('torchrun over two hosts', [], 'iproute2 util-linux'),
     'slurm': ("Debian's Slurm, two slurmd", ['slurmctld', 'slurmd', 'srun', 'sbatch', 'munged'],
               'slurmctld slurmd slurm-client munge'),
     'mpi': ("Debian's Open MPI and MPICH", ['mpirun.openmpi', 'mpiexec.hydra'], 'openmpi-bin mpich'),
+    'bench': ('Calibration over two hosts, by torchrun', ['tc'], 'iproute2'),
 }  # fmt: skip
 
 
@@ -65,27 +72,22 @@ class Job:
         return done.stdout.replace(f'--steps {self.steps}', flags)
 
     def environment(self):
-        return {'PATH': f'{BIN}:{os.environ["PATH"]}', 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
+        return {'PATH': f'{BIN}:{os.environ["PATH"]}', 'PYTHONPATH': str(ROOT), **ONE_THREAD}
 
     def said(self):
         return self.hosts.said(log=self.log)
 
-    def wait(self, seconds, until=None):
-        """Wait for the end, or until something has been said; returns whether that happened."""
-        end = time.monotonic() + seconds
-        quiet = 0
-        while time.monotonic() < end:
-            if until:
-                if until(self.said()):
-                    return True
-            else:
-                # sbatch leaves its job behind, so the end is when nothing runs.
-                busy = any(one.poll() is None for one in self.started) or self.left() or not self.said()
-                quiet = 0 if busy else quiet + 1
-                if quiet > 10:
-                    return True
+    def wait(self, seconds, found=None):
+        """Wait for the end, or until something has been said; returns whether that was."""
+        if found:
+            return until(seconds, lambda: found(self.said()))
+        end, quiet = time.monotonic() + seconds, 0
+        while time.monotonic() < end and quiet <= 10:
+            # sbatch leaves its job behind, so the end is when nothing runs.
+            busy = any(one.poll() is None for one in self.started) or self.left() or not self.said()
+            quiet = 0 if busy else quiet + 1
             time.sleep(0.1)
-        return False
+        return quiet > 10
 
     def left(self):
         """Processes of the job: ranks, and what started them."""
@@ -253,8 +255,13 @@ WORDS = {
 
 
 def prove(part):
-    """The table of one part, and whether all went well."""
-    same, rows, well = plain(), [], True
+    """The cells of a part's table, and whether all went well."""
+    if part == 'bench':
+        for what, proof in BENCHES.items():
+            with Hosts(2) as hosts:
+                yield what, *proof(hosts)
+        return
+    same = plain()
     if part == 'namespaces':
         kinds = {'torchrun': (Torchrun, lambda: Hosts(2))}
     elif part == 'slurm':
@@ -264,11 +271,65 @@ def prove(part):
         kinds = {"Open MPI's mpirun": (OpenMpi, shared), "MPICH's mpiexec": (Mpich, shared)}
     for name, (kind, hosts_of) in kinds.items():
         for scenario, seconds, told, good in scenarios(kind, hosts_of, same):
-            well = well and good
-            row = f'| {name} | {WORDS[scenario]} | {seconds:.1f} | {"yes" if good else "**no**"} | `{told[:220]}` |'
-            print(row, flush=True)
-            rows.append(row)
-    return rows, well
+            yield f'{name} | {WORDS[scenario]}', seconds, good, told[:220]
+
+
+class Bench:
+    """A bench of two ranks on each of two hosts."""
+
+    def __init__(self, hosts, log):
+        self.hosts, self.log = hosts, log
+        self.profile = hosts.folder / 'mine.yaml'
+        words = f'-m executor.bench --sizes tiny --profile {self.profile} --timeout {QUIET}s'
+        self.started = hosts.torchrun(words, 2, log=log)
+
+    def said(self):
+        return self.hosts.said(log=self.log)
+
+    def over(self):
+        """Whether all that was started has ended, and nothing is left."""
+        return all(one.poll() is not None for one in self.started) and not any(map(self.hosts.commands, range(2)))
+
+
+def finds(hosts):
+    """Seconds, whether the cards' rate is found, and what was."""
+    hosts.shape(CARD)
+    begin, bench = time.monotonic(), Bench(hosts, 'good')
+    over = until(200, bench.over)
+    seconds = time.monotonic() - begin
+    if not over or not bench.profile.exists():
+        return seconds, False, bench.said()[-300:]
+    near, far = load_profile(bench.profile).links
+    rate = far.rate * 8 / 1e6
+    told = f'network {rate:.0f} Mbit/s, a card for each {far.per}; inside {near.rate * 8 / 1e6:.0f} Mbit/s'
+    return seconds, abs(rate / CARD - 1) < NEAR and far.per == 'node' and near.rate > far.rate, told
+
+
+def breaks(how, again, hosts):
+    """A host is lost in mid-run; returns as ``finds``. Arguments: ``again``, whether the same command follows."""
+    bench = Bench(hosts, 'broken')
+    until(90, lambda: 'both at once' in bench.said())
+    time.sleep(2)
+    begin = time.monotonic()
+    how(hosts, 1)
+    named = until(60, lambda: LOST.search(bench.said()))
+    seconds = time.monotonic() - begin
+    gone = until(30, bench.over)
+    told = LOST.search(bench.said())[0][:160] if named else bench.said()[-300:]
+    if again:
+        kept = len(list(Path(f'{bench.profile}.journal').glob('*.npz')))
+        bench = Bench(hosts, 'again')
+        gone = until(200, bench.over) and bench.profile.exists() and gone
+        told = f'{told}; again: goes on behind {kept} runs'
+        gone = gone and f'the first {kept} runs are of an earlier start' in bench.profile.read_text()
+    return seconds, named and gone and seconds <= QUIET + 10, told
+
+
+BENCHES = {
+    f'cards of {CARD} Mbit/s are found, within {NEAR:.0%}': finds,
+    'node1 dies, and the same command is given again': partial(breaks, Hosts.kill, True),
+    f'the cable of node1 is cut (timeout {QUIET} s)': partial(breaks, Hosts.cut, False),
+}
 
 
 class _with:
@@ -286,8 +347,10 @@ class _with:
         return self.hosts.__exit__(*error)
 
 
+TORCH = [[str(BIN / 'python'), '-c', 'import torch; print("torch", torch.__version__)']]
 ASKED = {
-    'namespaces': [[str(BIN / 'python'), '-c', 'import torch; print("torch", torch.__version__)']],
+    'namespaces': TORCH,
+    'bench': TORCH,
     'slurm': [['slurmd', '-V']],
     'mpi': [['mpirun.openmpi', '--version'], ['mpiexec.hydra', '--version']],
 }
@@ -303,34 +366,32 @@ def versions(part):
     return ', '.join(told)
 
 
-def write(part, rows):
-    """Put a part's table into the page."""
-    head = '| launcher | what happens | seconds | good, nothing left | what was said first |\n|---|---|---|---|---|'
+def write(part, lines):
+    """Put a part's table into the page, in the place of what it was."""
     command = f'`make prove-{"cluster" if part == "namespaces" else part}`'
-    write_section(part, PARTS[part][0], command, f'seed {SEED}; {versions(part)}', [head, *rows])
-
-
-def write_section(part, title, command, rest, lines):
-    """Put a section into the page, in the place of what it was."""
-    table = '\n'.join(lines)
-    told = f'{command} at commit {commit()}, {rest}.'
-    section = f'<!-- {part} -->\n## {title}\n\n{told}\n\n{table}\n<!-- /{part} -->\n'
+    told = f'{command} at commit {commit()}, {f"seed {SEED}; " * (part != "bench")}{versions(part)}.'
+    section = f'<!-- {part} -->\n## {PARTS[part][0]}\n\n{told}\n\n{lines}\n<!-- /{part} -->\n'
     text = PAGE.read_text()
     found = re.search(rf'<!-- {part} -->.*?<!-- /{part} -->\n', text, re.DOTALL)
-    text = text.replace(found[0], section) if found else f'{text.rstrip()}\n\n{section}'
-    PAGE.write_text(text)
+    PAGE.write_text(text.replace(found[0], section) if found else f'{text.rstrip()}\n\n{section}')
 
 
 def main():
     options = arguments(__doc__, {'name': 'part', 'choices': PARTS}, write=False)
     _, tools, packages = PARTS[options.part]
-    missing = [tool for tool in tools if shutil.which(tool) is None]
-    if missing or lacking():
-        print(f'not run: {lacking() or ", ".join(missing) + " not found"}; needs root and: apt-get install {packages}')
+    if missing := lacking(*tools):
+        print(f'not run: {missing}; apt-get install {packages}')
         return 3
-    rows, well = prove(options.part)
+    rows, well = [], True
+    for what, seconds, good, told in prove(options.part):
+        rows.append((what, f'{seconds:.1f}', 'yes' if good else '**no**', f'`{told.strip()}`'))
+        print(line(rows[-1]), flush=True)
+        well = well and good
+    found = 'found, or ' * (options.part == 'bench')
+    heads = f'what happens | seconds | good, nothing left | what was {found}said first'
+    heads = heads if options.part == 'bench' else f'launcher | {heads}'
     if options.write:
-        write(options.part, rows)
+        write(options.part, '\n'.join(table(heads, rows)))
     return 0 if well else 1
 
 

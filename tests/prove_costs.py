@@ -15,9 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from simpar.files import write_atomically
 from tests.code_lines import ROOT, git
-from tests.proof import arguments, commit
+from tests.proof import arguments, end, line, page_head, table
 
 BEFORE: Final = '403c6f3'
 STRUCTURE: Final = (
@@ -89,21 +88,19 @@ def rows(commands: Sequence[Command], before: Path, rounds: int) -> Iterator[tup
         yield command, [one for one, _ in pairs], [one for _, one in pairs]
 
 
-def line(command: Command, was: list[Cost], now: list[Cost]) -> tuple[str, bool]:
-    """The row of a command, and whether it holds."""
+def cells(command: Command, was: list[Cost], now: list[Cost]) -> list[str]:
+    """The row of a command; the last says whether it holds."""
     ratios = [one.seconds / other.seconds for one, other in zip(now, was, strict=True)]
     ratio = statistics.median(ratios)
-    bytes_of = [statistics.median(one.peak for one in of) for of in (was, now)]
-    held = ratio <= command.most and bytes_of[1] <= MEMORY * bytes_of[0]
-    seconds = [statistics.median(one.seconds for one in of) for of in (was, now)]
-    cells = [
-        *(command.name, f'{seconds[0]:.2f}', f'{seconds[1]:.2f}'),
+    seconds, peaks = (
+        [statistics.median(one[figure] for one in of) for of in (was, now)] for figure in range(len(Cost._fields))
+    )
+    return [
+        *(command.name, *(f'{one:.2f}' for one in seconds)),
         *(f'{ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f})', f'{command.most:g}'),
-        *(f'{one / 1e6:.0f}' for one in bytes_of),
-        'holds' if held else '**does not hold**',
+        *(f'{one / 1e6:.0f}' for one in peaks),
+        'holds' if ratio <= command.most and peaks[1] <= MEMORY * peaks[0] else '**does not hold**',
     ]
-    text = f'| {" | ".join(cells)} |'
-    return text, held
 
 
 def main() -> int:
@@ -114,24 +111,13 @@ def main() -> int:
     before = ROOT / 'out' / BEFORE
     if not before.exists():
         git('worktree', 'add', '--detach', str(before), BEFORE)
-    text = [
-        '# What the house costs',
-        '',
-        f'`make prove NAME=costs` wrote this page at commit {commit()}: commands of {BEFORE} and of it in turns,',
-        f'{options.rounds} rounds behind one that does not count. CPU seconds and MB are medians, without a framework.',
-        '',
-        '| command | s before | s now | ratio | at most | MB before | MB now | |',
-        '|---|---|---|---|---|---|---|---|',
-    ]
-    every = True
+    found = []
     for row in rows((*COMMANDS, *([PLAN] if options.plan else [])), before, options.rounds):
-        told, held = line(*row)
-        print(told, flush=True)
-        text.append(told)
-        every &= held
-    if options.write:
-        write_atomically(options.write, '\n'.join(text) + '\n')
-    return 0 if every else 4
+        found.append(cells(*row))
+        print(line(found[-1]), flush=True)
+    heads = 'command | s before | s now | ratio | at most | MB before | MB now |'
+    text = page_head('costs', before=BEFORE, rounds=options.rounds) + '\n'.join([*table(heads, found), ''])
+    return end(text, options.write, all(row[-1] == 'holds' for row in found))
 
 
 if __name__ == '__main__':

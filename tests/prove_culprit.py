@@ -7,18 +7,15 @@ import re
 import time
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-from proof import arguments, commit
-from sabotage_kinds import KINDS, LEAST_SHARE, Truth, right, split
-from sabotage_machine import Machine, measured, noisy
+from proof import ROOT, arguments, end, page_head, table
+from sabotage_kinds import KINDS, LEAST_SHARE, Truth, right, slower, split
+from sabotage_machine import Machine, Setup, measured, noisy
 
-from simpar import Plan, Transformer, Workload, cluster, load_profile, price
+from simpar import Plan
 from simpar.diagnosis import diagnose, sentence
 from simpar.diagnosis.places import sites_of
-from simpar.lower import lower
-from simpar.predict import followed
 
 # Kinds of sabotage that were written after the diagnosis was frozen; class and place were fixed before the first run.
 
@@ -35,8 +32,7 @@ def slow_layer(machine, sites, rng, strength):
     layers = np.array([match[0] if match else '' for match in names])[sites.op]
     layer = str(rng.choice(sorted({*layers.tolist()} - {''})))
     mask = sites.computes & (layers == layer)
-    for times, mine in zip(machine.compute, split(sites, mask), strict=True):
-        times[:, mine] *= 1 + strength
+    slower(machine.compute, sites, mask, strength)
     return Truth('compute', f'all of {layer}', mask, within=True)
 
 
@@ -63,8 +59,7 @@ def wrong_dtype(machine, sites, rng, strength):
     weight[[op.kind != 'collective' for op in ops]] = 0
     chosen = int(rng.choice(np.flatnonzero(weight >= min(LEAST_SHARE * weight.sum(), weight.max()))))
     mask = sites.op == chosen
-    for times, mine in zip(machine.transfer, split(sites, mask), strict=True):
-        times[:, mine] *= 1 + strength
+    slower(machine.transfer, sites, mask, strength)
     return Truth('communication', f'messages of {ops[chosen].name}', mask)
 
 
@@ -116,8 +111,7 @@ def slow_backward_on_node(machine, sites, rng, strength):
     """Compute: the gradients of ranks 0 and 1; these ranks, phases I and W."""
     phases = np.array([op.phase for op in machine.program.op_classes])[sites.op]
     mask = sites.computes & np.isin(sites.rank, (0, 1)) & np.isin(phases, ('I', 'W'))
-    for times, mine in zip(machine.compute, split(sites, mask), strict=True):
-        times[:, mine] *= 1 + strength
+    slower(machine.compute, sites, mask, strength)
     return Truth('compute', 'gradients of ranks 0 and 1', mask, within=True)
 
 
@@ -125,8 +119,7 @@ def large_messages(machine, sites, rng, strength):
     """Communication: messages that are longer than most take longer, as after a change of algorithm; these ops."""
     size = np.array([op.bytes if op.kind != 'compute' else 0.0 for op in machine.program.op_classes])[sites.op]
     mask = size >= np.median(size[size > 0])
-    for times, mine in zip(machine.transfer, split(sites, mask), strict=True):
-        times[:, mine] *= 1 + strength
+    slower(machine.transfer, sites, mask, strength)
     return Truth('communication', 'long messages', mask, within=True)
 
 
@@ -142,7 +135,7 @@ UNSEEN = [gc_pause, slow_micro_batch, slow_backward_on_node, large_messages, lat
 """Written after the second freeze."""
 
 
-ROOT = Path(__file__).parent.parent
+PAGE = ROOT / 'docs' / 'proofs' / 'diagnosis_proof.md'
 PLANS = {
     'tensor 2 × data 2, two copies': Plan(tensor=2, data=2, copies=2),
     'pipeline 2 × tensor 2, 4 micro-batches': Plan(pipeline=2, tensor=2, micro_batches=4),
@@ -154,21 +147,16 @@ CLEAN = 7
 """Clean runs of each schedule: 21 in all."""
 
 
-class Bed:
+class Bed(Setup):
     """One schedule with its prediction, on which sabotage is done."""
 
     def __init__(self, name):
-        workload = Workload(model=Transformer(layers=2, hidden=2048, heads=16, vocab=8192, sequence=1024), batch=16)
-        # Slow links, so that communication is a third to a half of what computing is, and sabotage of it can be felt.
-        hardware = cluster(load_profile('h100-sxm-8'), devices=4, links={'nvlink': 0.15})
-        self.name, self.program = name, lower(workload, PLANS[name], 4)
-        self.costs = price(self.program, hardware)
-        self.predicted = followed(self.program, self.costs, 3)
-        self.sites = sites_of(self.program)
+        super().__init__(4, PLANS[name], layers=2, batch=16)
+        self.name, self.sites = name, sites_of(self.program)
 
     def run(self, kind, rng):
         """The truth, the strength and the diagnosis of one run; clean without a kind."""
-        machine = Machine.of(self.program, self.costs, STEPS, self.predicted.step)
+        machine = Machine.of(self.program, self.costs, STEPS, self.step)
         strength = float(rng.uniform(0.1, 0.5))
         noisy(machine, rng)
         truth = kind(machine, self.sites, rng, strength) if kind else None
@@ -198,47 +186,25 @@ def main():
                 truth, strength, diagnosis = bed.run(kind, rng)
                 found[kind].append(bed.right(truth, diagnosis))
                 if not found[kind][-1]:
-                    wrong.append(
-                        f'| {kind.__name__}: {truth.what} | {bed.name} | {strength:.0%} | {sentence(diagnosis)} |'
-                    )
+                    wrong.append((f'{kind.__name__}: {truth.what}', bed.name, f'{strength:.0%}', sentence(diagnosis)))
         print(bed.name, sum(map(sum, found.values())), sum(map(len, found.values())), flush=True)
     text = report(options, found, wrong, clean, time.process_time() - begun)
-    print(text)
-    if options.write:
-        (ROOT / 'docs' / 'proofs' / 'diagnosis_proof.md').write_text(text, encoding='utf-8')
     every = [one for each in found.values() for one in each]
-    raise SystemExit(0 if np.mean(every) >= 0.9 and len(clean) <= 1 else 4)
+    raise SystemExit(end(text, PAGE if options.write else None, np.mean(every) >= 0.9 and len(clean) <= 1))
 
 
 def report(options, found, wrong, clean, seconds):
-    """The table as Markdown."""
+    """The page in Markdown."""
     every, unseen = ([one for kind in kinds for one in found[kind]] for kinds in (ALL, UNSEEN))
-    by_seed = f'seed {options.seed}, commit {commit()}, {seconds:.0f} s of CPU time'
-    right, of_unseen = f'{sum(every)} of {len(every)} runs', f'{sum(unseen)} of {len(unseen)}'
-    lines = [
-        '# Sabotage by simulation',
-        '',
-        f'`make prove-culprit` wrote this page: {by_seed}.',
-        'See [diagnosis](../diagnosis.md) for what is drawn, and for which class and place count as right.',
-        '',
-        f'The first line named class and place in **{right} ({np.mean(every):.1%})**;',
-        'of the five kinds written after the diagnosis was frozen for the second time,',
-        f'in {of_unseen} ({np.mean(unseen):.1%}). In {CLEAN * len(PLANS)} clean runs it named {len(clean)}.',
-        '',
-        '| kind | right | of | written |',
-        '|---|---|---|---|',
-    ]
-    for kind, each in found.items():
-        lines.append(f'| {kind.__name__} | {sum(each)} | {len(each)} | {written(kind)} |')
-    lines += [f'| clean: {text} | | | |' for text in clean]
-    lines += [
-        '',
-        '## What was named wrongly',
-        '',
-        '| sabotage | schedule | strength | first line |',
-        '|---|---|---|---|',
-    ]
-    return '\n'.join([*lines, *wrong]) + '\n'
+    head = page_head(
+        'culprit', seed=options.seed, seconds=seconds, right=sum(every), every=len(every), share=np.mean(every),
+        unseen_right=sum(unseen), unseen=len(unseen), unseen_share=np.mean(unseen), runs=CLEAN * len(PLANS),
+        clean=len(clean),
+    )  # fmt: skip
+    kinds = [(kind.__name__, sum(each), len(each), written(kind)) for kind, each in found.items()]
+    lines = table('kind | right | of | written', [*kinds, *((f'clean: {text}', '', '', '') for text in clean)])
+    lines += ['', '## What was named wrongly', '', *table('sabotage | schedule | strength | first line', wrong), '']
+    return head + '\n'.join(lines)
 
 
 def written(kind):

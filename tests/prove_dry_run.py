@@ -27,7 +27,7 @@ from simpar import Program, load_case
 from simpar.errors import Deadlock, ProgramError
 from tests.drawn_further import with_further
 from tests.drawn_plans import DRAWN
-from tests.proof import ROOT, arguments, commit, end, page_head
+from tests.proof import ROOT, Journal, arguments, commit, end, page_head, table
 
 KEPT = ROOT / 'out' / 'dry_run.jsonl'
 LIMIT = '20000s'
@@ -212,16 +212,12 @@ def example(name: str) -> Row:
 
 def rows(kind: str, names: list[Any], work: Callable[[Any], Row], now: str) -> list[Row]:
     """Rows of this commit, made where they are not kept."""
-    KEPT.parent.mkdir(exist_ok=True)
-    lines = KEPT.read_text(encoding='utf-8').splitlines() if KEPT.exists() else []
-    kept = [row for row in map(json.loads, lines) if row['kind'] == kind and row['commit'] == now]
-    known = {row['name']: row for row in kept}
+    journal = Journal(KEPT, kind=kind, commit=now)
+    known: dict[Any, Row] = {row['name']: row for row in journal.rows}
     for name in names:
         if name not in known:
-            known[name] = {'kind': kind, 'commit': now, 'name': name, **work(name)}
+            known[name] = journal.add(name=name, **work(name))
             print(known[name], flush=True)
-            with KEPT.open('a', encoding='utf-8') as file:
-                file.write(json.dumps(known[name]) + '\n')
     return [known[name] for name in names]
 
 
@@ -232,23 +228,8 @@ def page(examples: list[Row], plans: list[Row], now: str) -> Iterator[str]:
     yield f'## Examples: {len(passed)} of {len(examples)} pass, {len(examples) - len(passed)} refused'
     yield from (
         '',
-        '| example | ranks | operations | collectives | memory off by | CPU s | |',
-        '|---|---|---|---|---|---|---|',
+        *table('example | ranks | operations | collectives | memory off by | CPU s |', map(cells, examples)),
     )
-    for row in examples:
-        if row['exit']:
-            cells = ['', '', '', '', row['seconds'], row['said'].replace('|', '/')]
-        else:
-            ranks = f'{row["ranks"]} of {row["world"]}'
-            cells = [
-                ranks,
-                f'{row["operations"]:,}',
-                f'{row["collectives"]:,}',
-                f'{row["error"]:.3%}',
-                row['seconds'],
-                '',
-            ]
-        yield f'| {row["name"]} | {" | ".join(map(str, cells))} |'
     if not plans:
         return
     wrong = [row for row in plans if row['wrong']]
@@ -263,12 +244,23 @@ def page(examples: list[Row], plans: list[Row], now: str) -> Iterator[str]:
     often = Counter(key for row in right for key in row['keys'])
     yield f'Their keys: {", ".join(f"`{key}` {count}" for key, count in sorted(often.items()))}.'
     yield from (f'- plan {row["name"]}: {row["wrong"]}' for row in wrong)
-    yield from ('', '| sabotage | plans | named | for instance |', '|---|---|---|---|')
-    for what in SABOTAGE:
-        mine = [row for row in plans if row.get('sabotage') == what]
-        named = [row['said'] for row in mine if row['said']]
-        instance = named[0].replace('\n', ' ').replace('|', '/')[:160] if named else ''
-        yield f'| {what} | {len(mine)} | {len(named)} | {instance} |'
+    yield ''
+    yield from table('sabotage | plans | named | for instance', (sabotaged(what, plans) for what in SABOTAGE))
+
+
+def cells(row: Row) -> list[Any]:
+    """Of an example."""
+    if row['exit']:
+        return [row['name'], '', '', '', '', row['seconds'], row['said'].replace('|', '/')]
+    counts = f'{row["ranks"]} of {row["world"]}', f'{row["operations"]:,}', f'{row["collectives"]:,}'
+    return [row['name'], *counts, f'{row["error"]:.3%}', row['seconds'], '']
+
+
+def sabotaged(what: str, plans: list[Row]) -> list[Any]:
+    """How many plans were spoiled in a way, and what was said of it."""
+    mine = [row for row in plans if row.get('sabotage') == what]
+    named = [row['said'].replace('\n', ' ').replace('|', '/')[:160] for row in mine if row['said']]
+    return [what, len(mine), len(named), *named[:1]] if named else [what, len(mine), 0, '']
 
 
 def main() -> int:

@@ -14,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from evidence_draws import Block, Row, blocks
 from evidence_page import page, verdict
-from proof import arguments, end, steady_steps
+from proof import ROOT, arguments, end, kept, steady_steps
 
 from executor.bench.bench import bench_messages
 from executor.bench.items import QUICK
@@ -31,11 +32,9 @@ from simpar import Program, cluster, load_profile, price, simulate
 from simpar.calibrate import calibrate, load_record, write_profile
 from simpar.cost.costs import Costs
 from simpar.files import write_atomically
-from simpar.hardware import Cluster
 from simpar.hardware.net import parse_net
 from simpar.predict import followed
 
-ROOT = Path(__file__).parent.parent
 CODE: Final = ('simpar', 'executor', 'hw_profiles', 'tests')
 ROUNDS: Final = 6
 STEPS: Final = 6
@@ -60,22 +59,18 @@ def main() -> int:
         write=(Path, 'where the page goes'),
     )
     os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
-    options.folder.mkdir(parents=True, exist_ok=True)
     until, code, found = time.monotonic() + 60 * options.minutes, commit(), []
     wanted = blocks(options.seed, -(-options.draws // 4))
     for block in wanted:
         # Of another commit nothing counts.
         file = options.folder / f'{options.seed}-{block.number}-{code}.json'
-        if not file.exists():
-            part = Part(file.with_suffix('.part'), until)
-            try:
-                result = _run(block, options.rounds, part)
-            except Enough:
-                print(f'{block.number} of {len(wanted)} blocks are done; the same command goes on', file=sys.stderr)
-                return 0
-            write_atomically(file, json.dumps({**result, 'commit': code}) + '\n')
-            part.file.unlink()
-        found.append(json.loads(file.read_text(encoding='utf-8')))
+        part = Part(file.with_suffix('.part'), until)
+        try:
+            found.append(kept(file, partial(_run, block, options.rounds, part)))
+        except Enough:
+            print(f'{block.number} of {len(wanted)} blocks are done; the same command goes on', file=sys.stderr)
+            return 0
+        part.file.unlink(missing_ok=True)
         say(found[-1])
     text, held = page(found, seed=options.seed, commit=code, command=' '.join(sys.argv))
     return end(text, options.write, held)
@@ -128,7 +123,7 @@ def _run(block: Block, rounds: int, part: Part) -> dict[str, Any]:
                 one['runs'] = [turn[row.name] for turn in part.known['rounds']]
                 # Before the prediction exists.
                 one['same'] = verdict(one['runs'])
-                one['predicted'] = _predicted(row, hardware, costs[row.name])
+                one['predicted'] = followed(row.program, costs[row.name]).step
             told.append(one)
     return {
         'net': block.net,
@@ -140,10 +135,6 @@ def _run(block: Block, rounds: int, part: Part) -> dict[str, Any]:
         'load_average': round(part.known['load'], 1),
         'seconds': round(part.known['seconds'], 1),
     }
-
-
-def _predicted(row: Row, hardware: Cluster, costs: Costs) -> float:
-    return followed(row.program, costs).step
 
 
 def _measure(block: Block, rows: list[Row], costs: dict[str, Costs], rounds: int, part: Part) -> None:

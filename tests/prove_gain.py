@@ -19,20 +19,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from proof import arguments, claims_table, end
+from proof import ROOT, answer, arguments, claims_table, end, kept, line, page_head, table
 from prove_evidence import commit, cores
 
 from simpar.files import write_atomically
 
-ROOT: Final = Path(__file__).parent.parent
 APART: Final = 3.0
 """Points between the gains, at most."""
 LEAST: Final = {'emulated': 5, 'real': 6}
 """Rows of each kind that must hold."""
 STEPS: Final = {'emulated': 10, 'real': 40}
 HEADS: Final = (
-    *('what', 'compute', 'network', 'plan', 'baseline', 'gain predicted', 'measured', 'points'),
-    *('step predicted', 'measured', 'overlap predicted', 'measured'),
+    'what | compute | network | plan | baseline | gain predicted | measured | points '
+    '| step predicted | measured | overlap predicted | measured'
 )
 FAST, SLOW, LONG = 'paced:1Gbit/s,50us', 'paced:200Mbit/s,1ms', 'paced:500Mbit/s,10ms'
 TRANSFORMER: Final[dict[str, Any]] = {
@@ -123,7 +122,6 @@ def main() -> int:
         write=(Path, 'where the page goes'),
     )
     folder: Path = options.folder / f'{options.seed}-{commit()}'
-    folder.mkdir(parents=True, exist_ok=True)
     chosen = [(number, row) for number, row in enumerate(rows()) if options.only in ('', row.kind)]
     if options.finished:
         chosen = [(number, row) for number, row in chosen if (folder / f'{number}.json').exists()]
@@ -134,18 +132,19 @@ def main() -> int:
 
 def _answer(number: int, row: Row, folder: Path, seed: int) -> dict[str, Any]:
     """What `simpar measure --json` answers, from the file where it has been asked before."""
-    file, path = folder / f'{number}.json', folder / f'{number}.yaml'
-    if not file.exists():
+
+    def measure() -> dict[str, Any]:
+        path = folder / f'{number}.yaml'
         write_atomically(path, json.dumps(row.schedule) + '\n')
-        words = ['--net', row.net, '--compute', row.kind, '--steps', str(STEPS[row.kind]), '--seed', str(seed)]
+        words = ['--net', row.net, '--compute', row.kind, '--steps', STEPS[row.kind], '--seed', seed]
         words += [] if row.against else ['--baseline', 'itself']
         words += ['--time-ops', '--set', f'cluster={_profile(row, path, folder)}'] if row.kind == 'real' else []
         begun = time.monotonic()
-        answer = json.loads(_run('simpar', 'measure', str(path), *words, '--json'))
-        answer |= {'commit': commit(), 'load': os.getloadavg()[0], 'seconds': time.monotonic() - begun}
-        write_atomically(file, json.dumps(answer) + '\n')
-    found: dict[str, Any] = json.loads(file.read_text(encoding='utf-8'))
-    print(_line(row, found), file=sys.stderr, flush=True)
+        told = answer('measure', path, *words)
+        return {**told, 'commit': commit(), 'load': os.getloadavg()[0], 'seconds': time.monotonic() - begun}
+
+    found: dict[str, Any] = kept(folder / f'{number}.json', measure)
+    print(line(_cells(row, found)), file=sys.stderr, flush=True)
     return found
 
 
@@ -154,31 +153,19 @@ def _profile(row: Row, path: Path, folder: Path) -> Path:
     profile = folder / f'{row.model}.yaml'
     if not profile.exists():
         words = ['--ranks', '2', '--net', row.net, '--quick', '--for', str(path), '--profile', str(profile)]
-        _run('executor.bench', *words)
+        subprocess.run(
+            [sys.executable, '-m', 'executor.bench', *words], check=True, env={**os.environ, 'PYTHONPATH': str(ROOT)}
+        )
     return profile
 
 
-def _run(module: str, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, '-m', module, *words],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-        env={**os.environ, 'PYTHONPATH': str(ROOT)},
-    )
-    if done.returncode:
-        raise RuntimeError(f'{module} {" ".join(words)} ended with {done.returncode}: {done.stdout}')
-    return done.stdout
-
-
-def _line(row: Row, found: dict[str, Any]) -> str:
+def _cells(row: Row, found: dict[str, Any]) -> list[str]:
     gain, step, overlap = found['gain'], found['step'], found['figures']['overlap']
     shown = [f'{overlap[how] * 100:.1f} %' if overlap[how] is not None else '' for how in ('predicted', 'measured')]
     gains = [f'{gain[how] * 100:+.1f} %' for how in ('predicted', 'measured')]
     steps = [f'{step[how] * 1e3:.1f} ms' for how in ('predicted', 'measured')]
-    points = f'{gain["points"]:+.1f}'
-    cells = [row.name, row.kind, row.net, _words(row.plan), _words(row.against) or 'the same']
-    return f'| {" | ".join([*cells, *gains, points, *steps, *shown])} |'
+    plans = [_words(row.plan), _words(row.against) or 'the same']
+    return [row.name, row.kind, row.net, *plans, *gains, f'{gain["points"]:+.1f}', *steps, *shown]
 
 
 def _words(keys: dict[str, Any]) -> str:
@@ -189,28 +176,12 @@ def page(measured: Sequence[Row], answers: Sequence[dict[str, Any]], seed: int) 
     """The page in Markdown, and whether everything holds that must."""
     claims = [*_claims(measured, answers)]
     loads = [answer['load'] for answer in answers]
-    commits = ', '.join(dict.fromkeys(answer['commit'] for answer in answers))
-    minutes = sum(answer['seconds'] for answer in answers) / 60
-    text = [
-        '# Gains, predicted and measured',
-        '',
-        f'`make prove-gain` wrote this page: seed {seed}, commit {commits}, {minutes:.0f} minutes of measuring',
-        f'on {cores()} cores, whose load was {min(loads):.1f} to {max(loads):.1f}.',
-        'Each row is one `simpar measure`: plan and baseline run in turns, and the step at the 10th percentile counts.',
-        f'Emulated rows count {STEPS["emulated"]} steps of each, real ones {STEPS["real"]}.',
-        'A gain is baseline / step − 1. Points are predicted − measured.',
-        'Emulated rows are predicted by the link that `--net` names, and nothing is fitted. Real rows are predicted by',
-        'messages and slow-down that `python -m executor.bench --quick --for` measured before, and by ops that',
-        '`--time-ops` timed without messages behind each block of steps.',
-        'An A/A row measures a plan against itself: its gain is noise.',
-        '',
-        *claims_table(claims),
-        f'| {" | ".join(HEADS)} |',
-        f'|{"---|" * len(HEADS)}',
-        *(_line(row, answer) for row, answer in zip(measured, answers, strict=True)),
-        '',
-    ]
-    return '\n'.join(text), all(held for _, _, held in claims)
+    head = page_head(
+        'gain', seed=seed, commits=', '.join(dict.fromkeys(answer['commit'] for answer in answers)), cores=cores(),
+        minutes=sum(answer['seconds'] for answer in answers) / 60, least=min(loads), most=max(loads), **STEPS,
+    )  # fmt: skip
+    rows = table(HEADS, (_cells(row, answer) for row, answer in zip(measured, answers, strict=True)))
+    return head + '\n'.join([*claims_table(claims), *rows, '']), all(held for _, _, held in claims)
 
 
 def _claims(measured: Sequence[Row], answers: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, bool]]:

@@ -15,7 +15,7 @@ sys.path.insert(0, str(HERE))
 
 from huggingface_cases import MIXTURES, TINY
 from huggingface_oracle import PLANS, SIX, Oracle, groups, plan_for, ranks
-from proof import arguments, page_head
+from proof import arguments, line, page_head, table
 
 from executor.inprocess import InProcess
 from executor.ranks.pool import Pool
@@ -55,12 +55,12 @@ def errors(oracle, name, pool, aux_loss):
     return exact, near, None if aux_loss else abs(shared.losses[0] / unpatched - 1)
 
 
-def table(kind, pools, folder):
+def tables(kind, pools, folder):
     """Lines of a model, and what is beyond the bounds."""
     oracle, wrong = margin_kept(kind, folder), []
     margin = f', margin {oracle.margin():.1e}' if oracle.workload.model.experts else ''
-    yield f'## {kind}\n\nSeed {oracle.seed}{margin}.\n\n| plan | ranks | in process | gloo | unpatched |'
-    yield '| --- | ---: | ---: | ---: | ---: |'
+    yield f'## {kind}\n\nSeed {oracle.seed}{margin}.\n'
+    yield from table('plan | ranks | in process | gloo | unpatched', ())
     for aux_loss in (0.0, AUX_LOSS) if kind == 'mixtral' else (0.0,):
         for name in PLANS:
             world = ranks(plan_for(PLANS[name], oracle.workload))
@@ -68,8 +68,8 @@ def table(kind, pools, folder):
                 pools[world] = Pool(world, timeout=120)
             found = errors(oracle, name, pools[world], aux_loss)
             wrong += [one for one, bound in zip(found, (WIDE, NARROW, NARROW), strict=True) if one and not one <= bound]
-            shown = ' | '.join('' if one is None else f'{one:.1e}' for one in found)
-            yield f'| {name}{", aux" if aux_loss else ""} | {world} | {shown} |'
+            shown = ('' if one is None else f'{one:.1e}' for one in found)
+            yield line([f'{name}{", aux" if aux_loss else ""}', world, *shown])
     if wrong:
         raise SystemExit(f'{kind}: off by {max(wrong):.2g}')
 
@@ -81,9 +81,9 @@ def main():
     pools, lines, began = {}, [], time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         for kind in [options.only] if options.only else SIX:
-            for line in table(kind, pools, Path(folder)):
-                print(line, flush=True)
-                lines.append(line)
+            for text in tables(kind, pools, Path(folder)):
+                print(text, flush=True)
+                lines.append(text)
             lines.append('')
     for pool in pools.values():
         pool.close()

@@ -3,22 +3,20 @@
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from tests.mistake import KINDS, MENDED, ROOT, Answer, Mistake, make, mistakes
-from tests.proof import page_head
+from tests.proof import page_head, table
 
 PAGE = ROOT / 'docs' / 'proofs' / 'mistakes.md'
 LONGEST = 150
 
 
-def row(mistake: Mistake, answer: Answer) -> str:
+def row(mistake: Mistake, answer: Answer) -> tuple[str, int, str]:
     """A row of the long table: what is wrong, the exit code, and the beginning of the message."""
     first = next((line for line in answer.said.splitlines() if line), '')
     first = re.sub(r'\S*/site-packages/', '…/', first)
-    shown = f'{first[:LONGEST]}…' if len(first) > LONGEST else first
-    return f'| {told(mistake.what)} | {answer.code} | {code(shown)} |'
+    return told(mistake.what), answer.code, code(f'{first[:LONGEST]}…' if len(first) > LONGEST else first)
 
 
 def told(text: str) -> str:
@@ -31,11 +29,6 @@ def code(text: str) -> str:
     return '`` ' + text.replace('|', '\\|') + ' ``'
 
 
-def table(heads: tuple[str, ...], rows: Iterator[str] | list[str]) -> str:
-    """A table of rows."""
-    return '\n'.join([f'| {" | ".join(heads)} |', '|---' * len(heads) + '|', *rows])
-
-
 def page(answers: list[tuple[Mistake, Answer]], more: int) -> str:
     """The page."""
     broken = sum(
@@ -44,10 +37,12 @@ def page(answers: list[tuple[Mistake, Answer]], more: int) -> str:
     good = len(answers) - len(MENDED)
     numbers = {'number': len(answers), 'more': more, 'good': good, 'mended': len(MENDED), 'weak': 'none stays'}
     parts = [page_head('mistakes', **numbers, broken=broken)]
-    mended = [f'| {told(what)} | {why} |' for what, why in MENDED.items()]
-    parts.append(f'## Mended\n\n{table(("mistake", "what it said, and says"), mended)}\n')
-    rows = [row(mistake, answer) for mistake, answer in answers]
-    parts.append(f'## All\n\n{table(("mistake", "exit code", "first line"), rows)}\n')
+    mended = ((told(what), why) for what, why in MENDED.items())
+    for title, lines in (
+        ('Mended', table('mistake | what it said, and says', mended)),
+        ('All', table('mistake | exit code | first line', map(row, *zip(*answers, strict=True)))),
+    ):
+        parts.append('\n'.join([f'## {title}\n', *lines, '']))
     return '\n'.join(parts)
 
 

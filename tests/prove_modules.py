@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import transformers
 from module_cases import BATCH, MODULES, PLANS, deviation, exported
-from proof import page_head
+from proof import line, page_head, table
 
 from simpar import Plan, Workload
 from simpar.lower import lower
@@ -47,7 +47,7 @@ def row(name: str) -> tuple[str, bool]:
         f'{split_share(case, found):.0%}',
         *(f'{one:.0e}' for one in worst),
     ]
-    return f'| {" | ".join(cells)} |', all(one <= TOLERANCE for one in worst)
+    return line(cells), all(one <= TOLERANCE for one in worst)
 
 
 def main() -> int:
@@ -56,15 +56,15 @@ def main() -> int:
     began = time.process_time()
     lines, right = [], True
     for name in MODULES:
-        line, good = row(name)
-        print(line, flush=True)
-        lines.append(line)
+        text, good = row(name)
+        print(text, flush=True)
+        lines.append(text)
         right = right and good
     seconds = time.process_time() - began
     versions = {'torch': torch.__version__, 'transformers': transformers.__version__}
-    head = f'| module | class | weights | operators | tensor 2 splits | {" | ".join(PLANS)} |'
+    head = table(f'module | class | weights | operators | tensor 2 splits | {" | ".join(PLANS)}', ())
     made = page_head('modules', seed=SEED, seconds=seconds, **versions)
-    PAGE.write_text('\n'.join([made, head, '|' + '---|' * (5 + len(PLANS)), *lines, '']))
+    PAGE.write_text('\n'.join([made, *head, *lines, '']))
     return 0 if right else 1
 
 

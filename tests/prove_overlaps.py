@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import overlap_page
 import yaml
-from proof import arguments, claims_table, commit, page_head, steady_steps
+from proof import ROOT, arguments, claims_table, commit, end, page_head, steady_steps, table
 
 from executor.bench.bench import given_cluster
 from executor.ranks.pool import Pool
@@ -27,7 +27,7 @@ from executor.state import Request
 from simpar import Plan, Program, price
 from simpar.cost.costs import Costs
 from simpar.errors import SimparError
-from simpar.files import read_csv, write_atomically
+from simpar.files import read_csv
 from simpar.hardware import Cluster
 from simpar.hardware.net import parse_net
 from simpar.lower import lower
@@ -36,7 +36,7 @@ from simpar.model.library.experts import Experts
 from simpar.predict import followed
 from simpar.workload import AdamW, Transformer, Workload
 
-PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'overlaps_proof.md'
+PAGE = ROOT / 'docs' / 'proofs' / 'overlaps_proof.md'
 SHORTEST, LONGEST = 0.1, 0.6
 """Seconds that a step may take as predicted."""
 STEPS = 5
@@ -44,8 +44,10 @@ STEP, HIDDEN, GAIN = 0.03, 0.05, 0.03
 """How far the median step, a hidden share and a gain may be off."""
 SIGN = 0.01
 """From here on the sign of a gain counts."""
-HEADS = ('pair', 'overlap', 'ranks', 'drawn', 'step predicted', 'measured', 'error', 'hidden predicted', 'measured',
-         'gain predicted', 'measured')  # fmt: skip
+HEADS = (
+    'pair | overlap | ranks | drawn | step predicted | measured | error | hidden predicted | measured '
+    '| gain predicted | measured'
+)
 NETS = {2: 'paced:1Gbit/s,100us', 4: 'paced:600Mbit/s,200us'}
 HOST = (60e6, 300e6, 3e9)
 """Bytes a second of the link to the host."""
@@ -207,17 +209,14 @@ def main() -> int:
     first = PAGE.read_text(encoding='utf-8').partition(TITLE)[0]
     if not options.losing:
         found = drawn(options.seed, options.pairs)
-        table, held = _part(found, options.rounds, lambda told: [_enough(found)])
+        part, held = _part(found, options.rounds, lambda told: [_enough(found)])
         minutes = f'{(time.monotonic() - begun) / 60:.0f}'
         cores = len(os.sched_getaffinity(0))
         head = page_head('overlaps_proof', seed=options.seed, count=len(found), minutes=minutes, cores=cores, **facts)
-        first = f'{head}\n{table}\n'
-    table, lost = _part(losing(), options.rounds, lambda told: [_all_lose(told)])
-    text = f'{first}{TITLE}\n\n{LOSES.format(commit=commit(), **facts)}\n{table}'
-    print(text)
-    if options.write:
-        write_atomically(PAGE, text)
-    return 0 if all([*held, *lost]) else 4
+        first = f'{head}\n{part}\n'
+    part, lost = _part(losing(), options.rounds, lambda told: [_all_lose(told)])
+    text = f'{first}{TITLE}\n\n{LOSES.format(commit=commit(), **facts)}\n{part}'
+    return end(text, PAGE if options.write else None, all([*held, *lost]))
 
 
 def _part(
@@ -265,22 +264,19 @@ class Told(NamedTuple):
 
 def _told(found: list[Drawn], took: list[tuple[float, float]]) -> Told:
     """The table of some schedules."""
-    lines = [f'| {" | ".join(HEADS)} |', f'|{"---|" * len(HEADS)}']
     errors = [one.predicted[0] / step - 1 for one, (step, _) in zip(found, took, strict=True)]
     shares = [one.predicted[1] - share for one, (_, share) in zip(found, took, strict=True)]
-    gains = []
+    rows, gains = [], []
     for place, (one, (step, share), error) in enumerate(zip(found, took, errors, strict=True)):
-        shown = ''
+        shown, words = ['', ''], ''
         if one.side == 'on':
             gain = found[place - 1].predicted[0] / one.predicted[0] - 1, took[place - 1][0] / step - 1
             gains.append((one.kind, *gain))
-            shown = f'{gain[0]:+.1%} | {_cell(gain[1], "{:+.1%}")}'
-        lines.append(
-            f'| {one.pair} | {one.kind}, {one.side} | {one.world} | {one.words if one.side == "on" else ""} '
-            f'| {one.predicted[0] * 1e3:.1f} ms | {_cell(step * 1e3, "{:.1f} ms")} | {_cell(error, "{:+.1%}")} '
-            f'| {one.predicted[1]:.1%} | {_cell(share, "{:.1%}")} | {shown or " | "} |'
-        )
-    return Told(lines, errors, shares, gains)
+            shown, words = [f'{gain[0]:+.1%}', _cell(gain[1], '{:+.1%}')], one.words
+        steps = f'{one.predicted[0] * 1e3:.1f} ms', _cell(step * 1e3, '{:.1f} ms'), _cell(error, '{:+.1%}')
+        hidden = f'{one.predicted[1]:.1%}', _cell(share, '{:.1%}')
+        rows.append((one.pair, f'{one.kind}, {one.side}', one.world, words, *steps, *hidden, *shown))
+    return Told(table(HEADS, rows), errors, shares, gains)
 
 
 def _cell(value: float, form: str) -> str:

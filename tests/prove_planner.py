@@ -5,11 +5,11 @@ python -m tests.prove_planner --plans 10000 --spaces 20 --kept planner.jsonl --p
 Blocks of plans and spaces are drawn from seeds of their own, and kept as lines of a file: the same command goes on.
 """
 
-import json
 import random
 import sys
 import time
 import unittest.mock
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -27,7 +27,7 @@ from simpar.planner.space import KEYS
 from simpar.schedule.contents import FREE
 from simpar.sweep.answer import predicted
 from tests.planner_cases import drawn_path, drawn_space, enumerable_space, is_steady, least, outcomes
-from tests.proof import arguments, commit
+from tests.proof import Journal, arguments, commit, end, page_head, table
 
 BLOCK: int = 20
 """Plans of a block, at least."""
@@ -104,55 +104,44 @@ def _is_best(found: Any, every: list[tuple[float, Any]]) -> bool:
 
 def rows(kind: str, work: Any, until: Any, seed: int, kept: Path, jobs: int, commit: str) -> list[Row]:
     """Rows of a kind: those that are kept, and as many more as are wanted."""
-    known = {}
-    if kept.exists():
-        for line in kept.read_text().splitlines():
-            row = json.loads(line)
-            if row['kind'] == kind and row['commit'] == commit and row['seed'] == seed:
-                known[row['number']] = row
-    with ProcessPoolExecutor(jobs) as pool, kept.open('a') as file:
-        while not until(list(known.values())):
+    journal = Journal(kept, kind=kind, commit=commit, seed=seed)
+    with ProcessPoolExecutor(jobs) as pool:
+        while not until(journal.rows):
+            known = {row['number'] for row in journal.rows}
             numbers = [number for number in range(len(known) + 4 * jobs) if number not in known][: 2 * jobs]
             for number, row in zip(numbers, pool.map(work, [f'{kind} {seed} {one}' for one in numbers]), strict=True):
-                known[number] = {'kind': kind, 'commit': commit, 'seed': seed, 'number': number, **row}
-                file.write(json.dumps(known[number]) + '\n')
-                file.flush()
+                journal.add(number=number, **row)
                 for one in row['wrong']:
                     print(f'WRONG {one}', flush=True)
-    return [known[number] for number in sorted(known)]
+    return sorted(journal.rows, key=lambda row: row['number'])
 
 
 def page(blocks: list[Row], spaces: list[Row], seed: int, commit: str) -> Iterator[str]:
     """What was found, as a page."""
-    yield '# The planner, beside the engine'
-    yield ''
-    yield f'Written by `python -m tests.prove_planner --page`, at commit {commit}, seed {seed}.'
+    yield page_head('planner', commit=commit, seed=seed).rstrip()
     if blocks:
         plans, wrong = sum(row['plans'] for row in blocks), sum(len(row['wrong']) for row in blocks)
         yield from ('', '## Bounds', '')
         yield f'{plans:,} drawn plans, each with the bounds of all nodes above it: {wrong} are above the prediction.'
         unsteady, without = (sum(row[key] for row in blocks) for key in ('unsteady', 'without'))
         yield f'{unsteady} more are above a third step that is not steady yet; {without} more have no program.'
-        yield from ('', '| least known, as a share of | median | highest |', '|---|---|---|')
-        for name in ('step', 'peak'):
-            values = sorted(value for row in blocks for value in row[name])
-            yield f'| {name} | {values[len(values) // 2]:.3f} | {values[-1]:.6f} |'
+        shares = {name: sorted(value for row in blocks for value in row[name]) for name in ('step', 'peak')}
+        found = ((name, f'{one[len(one) // 2]:.3f}', f'{one[-1]:.6f}') for name, one in shares.items())
+        yield from ('', *table('least known, as a share of | median | highest', found))
     if spaces:
         wrong = sum(len(row['wrong']) for row in spaces)
         yield from ('', '## Winners', '')
         yield f'{len(spaces)} spaces, every plan predicted by the engine: {wrong} have another winner than the search.'
-        yield from (
-            '',
-            '| plans | fit | predicted by the search | CPU s, brute force | CPU s, search | keys that vary |',
-        )
-        yield '|---|---|---|---|---|---|'
-        for row in spaces:
-            keys = ', '.join(f'`{key}`' for key in row['keys'])
-            cells = (f'{row["plans"]:,}', f'{row["fit"]:,}', row['predicted'], row['brute'], row['search'], keys)
-            yield f'| {" | ".join(map(str, cells))} |'
-        count = {key: sum(key in row['keys'] for row in spaces) for row in spaces for key in row['keys']}
+        heads = 'plans | fit | predicted by the search | CPU s, brute force | CPU s, search | keys that vary'
+        yield from ('', *table(heads, map(_cells, spaces)))
+        count = Counter(key for row in spaces for key in row['keys'])
         told = ', '.join(f'`{key}` {times}' for key, times in sorted(count.items()))
         yield from ('', f'In how many spaces a key varies: {told}.')
+
+
+def _cells(row: Row) -> list[Any]:
+    keys = ', '.join(f'`{key}`' for key in row['keys'])
+    return [f'{row["plans"]:,}', f'{row["fit"]:,}', row['predicted'], row['brute'], row['search'], keys]
 
 
 def gap(file: Path, seconds: float, *, whole: bool) -> int:
@@ -203,10 +192,7 @@ def main() -> int:
     spaces = rows('space', winner, lambda done: len(done) >= options.spaces, *shared)
     blocks = rows('block', block, lambda done: sum(row['plans'] for row in done) >= options.plans, *shared)
     text = '\n'.join(page(blocks, spaces, options.seed, options.commit)) + '\n'
-    if options.page:
-        options.page.write_text(text)
-    print(text)
-    return 1 if any(row['wrong'] for row in (*blocks, *spaces)) else 0
+    return end(text, options.page, not any(row['wrong'] for row in (*blocks, *spaces)), 1)
 
 
 if __name__ == '__main__':

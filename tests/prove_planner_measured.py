@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from proof import arguments, commit, steady_steps
+from proof import arguments, commit, steady_steps, table
 from tables import load_tree
 
 from executor.ranks.pool import Pool
@@ -76,9 +76,9 @@ def main() -> int:
     with Pool(RANKS, net=parse_net(options.net), timeout=60.0, pinned=True) as pool:
         for name in options.models.split(','):
             begun = time.monotonic()
-            found = _model(name, options, pool)
-            behind[name] = found
-            print(f'{name}: the pick is {found:.1%} behind the fastest; {time.monotonic() - begun:.0f} s\n', flush=True)
+            behind[name] = _model(name, options, pool)
+            took = f'{time.monotonic() - begun:.0f} s'
+            print(f'{name}: the pick is {behind[name]:.1%} behind the fastest; {took}\n', flush=True)
     return 4 if max(behind.values()) > BEHIND else 0
 
 
@@ -88,13 +88,13 @@ def _model(name: str, options: argparse.Namespace, pool: Pool) -> float:
     samples = _measured(plans, options, pool, options.folder / f'{name}-{options.seed}.json')
     best = min(min(samples[one.case.program.hash]) for one in plans)
     print(f'### {name}: {count} plans, of which {len(plans)} are measured\n')
-    print('| plan | predicted | measured | error | behind the fastest |\n| --- | ---: | ---: | ---: | ---: |')
+    rows = []
     for one in plans:
         took = min(samples[one.case.program.hash])
         shown = f'**{one.name}**' if one is plans[0] else one.name
-        error = f'{one.step / took - 1:+.1%}'
-        print(f'| {shown} | {format_time(one.step)} | {format_time(took)} | {error} | {took / best - 1:.1%} |')
-    print(flush=True)
+        times = format_time(one.step), format_time(took), f'{one.step / took - 1:+.1%}'
+        rows.append((shown, *times, f'{took / best - 1:.1%}'))
+    print(*table('plan | predicted | measured | error | behind the fastest', rows), '', sep='\n', flush=True)
     return min(samples[plans[0].case.program.hash]) / best - 1
 
 

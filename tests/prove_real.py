@@ -8,7 +8,6 @@ prediction is made.
 """
 
 import itertools
-import json
 import os
 import random
 import sys
@@ -16,14 +15,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from evidence_draws import Row
-from evidence_page import disordered, error, said, tables, verdict
+from evidence_page import around, disordered, error, rows_of, said, tables, verdict
 from pooled_records import pooled
-from proof import arguments, end, steady_steps
+from proof import arguments, end, kept, page_head, steady_steps
 from prove_evidence import commit, cores, say
 
 from executor.bench.bench import bench, calibrated
@@ -34,7 +34,6 @@ from executor.state import Request
 from simpar import Plan, Program, Trace, cluster, load_profile, price
 from simpar.calibrate import Calibration
 from simpar.errors import SimparError
-from simpar.files import write_atomically
 from simpar.hardware import Cluster
 from simpar.hardware.net import Net, parse_net
 from simpar.lower import lower
@@ -97,16 +96,13 @@ def main() -> int:
         write=(Path, 'where the page goes'),
     )
     os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
-    options.folder.mkdir(parents=True, exist_ok=True)
     drawn = random.Random(options.seed)
     found = []
     for number in range(options.blocks):
         block = Block(number, NETS[number % len(NETS)], drawn.randrange(2**31), options.favour_communication)
         # Of another commit nothing counts.
         file = options.folder / f'{options.seed}-{number}-{commit()}{"-favoured" * block.favour}.json'
-        if not file.exists():
-            write_atomically(file, json.dumps(_run(block)) + '\n')
-        found.append(json.loads(file.read_text(encoding='utf-8')))
+        found.append(kept(file, partial(_run, block)))
         say(found[-1])
     text, held = page(found, options.seed)
     return end(text, options.write, held)
@@ -308,28 +304,17 @@ def _named(plan: Plan) -> str:
 
 def page(blocks: Sequence[dict[str, Any]], seed: int) -> tuple[str, bool]:
     """The page in Markdown, and whether everything holds that must."""
-    rows = [{**row, 'net': block['net'], 'world': block['world']} for block in blocks for row in block['rows']]
+    rows = rows_of(blocks)
     claims = [*_claims(rows)]
-    loads = [block['load_average'] for block in blocks]
+    favour = 'Threads of messages come first: `--favour-communication`.\n' if blocks[0].get('favour') else ''
+    facts = {'again': AGAIN, 'same': SAME, 'look': LOOK, 'longest': LONGEST_BLOCK / 60, 'favour': favour}
     text = [
-        '# Real computation, predicted and measured',
-        '',
-        f'`make prove-real` wrote this page: seed {seed}, commit {commit()},',
-        f'{sum(block["seconds"] for block in blocks) / 60:.0f} minutes on {blocks[0]["cores"]} cores,',
-        f'whose load was {min(loads):.1f} to {max(loads):.1f}.',
-        'Each model is calibrated as `simpar calibrate --for` does with its two schedules: messages before and',
-        f'after every {AGAIN} rounds, of whose 10th percentiles the 10th counts, and ops in the order of their steps,',
-        'without messages, in the rounds in which steps are measured.',
-        *(['Threads of messages come first: `--favour-communication`.'] if blocks[0].get('favour') else []),
-        f'Rounds go on until every other run of each row agrees with the others within {SAME:.0%} at two looks,',
-        f'{LOOK} rounds apart, or for {LONGEST_BLOCK / 60:.0f} minutes; predictions are made afterwards.',
-        'Two ranks compute with a core each. An error is predicted / 10th percentile − 1.',
-        '',
         *tables(claims, rows),
         *_reasons(rows),
         *said([(block['net'], block['notes']) for block in blocks]),
     ]
-    return '\n'.join(text), all(held for _, _, held in claims)
+    head = page_head('real', seed=seed, commit=commit(), **facts, **around(blocks))
+    return head + '\n'.join(text), all(held for _, _, held in claims)
 
 
 def _reasons(rows: Sequence[dict[str, Any]]) -> list[str]:

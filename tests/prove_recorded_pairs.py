@@ -1,31 +1,30 @@
-"""Steps of plain torch predicted by a recording of another plan or size; writes docs/proofs/recorded_pairs.md.
+"""Steps of plain torch predicted by what torch.profiler recorded; writes a page of docs/proofs with ``--write``.
 
-python -m tests.prove_recorded_pairs [--quick] [--write] [--folder DIR]
+python -m tests.prove_recorded_pairs [--quick] [--write] [--folder DIR]      by a recording of another plan or size
+python -m tests.prove_recorded_pairs --calibrated [--write] [--folder DIR]   of itself, beside `simpar calibrate`
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from simpar.case import load_case
-from tests.proof import page_head
+from tests.proof import ROOT, answer, arguments, end, line, page_head, printed
 
-ROOT = Path(__file__).parent.parent
-PAGE = ROOT / 'docs' / 'proofs' / 'recorded_pairs.md'
+PAGES = ROOT / 'docs' / 'proofs'
 SHAPE = {'hidden': 384, 'layers': 4, 'sequence': 128, 'batch': 4}
 QUICK = {'hidden': 128, 'layers': 2, 'sequence': 64, 'batch': 4}
-PLANS = {
-    'ddp': '{data: 2}',
-    'fsdp2': '{data: 2, zero: 3}',
-    'tensor': '{tensor: 2}',
-}
+SHAPES = [dict(zip(SHAPE, sizes, strict=True)) for sizes in ((128, 4, 128, 8), (256, 2, 256, 4), (512, 2, 64, 8))]
+"""Of trainings that are predicted by their own recording; the batch is that of a rank."""
+PLANS = {'plain': '{}', 'ddp': '{data: 2}', 'fsdp2': '{data: 2, zero: 3}', 'tensor': '{tensor: 2}'}
 TRAININGS = {
     'ddp': ('ddp', {}),
     'fsdp2': ('fsdp2', {}),
@@ -42,22 +41,19 @@ PAIRS = [
     ('tensor', 'fsdp2'),
 ]
 MOST = 0.1
+BESIDE = 1.3
+"""How many times the error of a calibration that of a recording may be, in the median."""
+Training = tuple[str, dict[str, int], bool]
+"""A plan, sizes, and whether it is recorded."""
 
 
-def shape_of(name: str, small: dict[str, int]) -> dict[str, int]:
-    """The sizes of a training."""
-    return {key: size * TRAININGS[name][1].get(key, 1) for key, size in small.items()}
-
-
-def schedule(folder: Path, name: str, shape: dict[str, int]) -> Path:
-    """The schedule of a training."""
-    kind = TRAININGS[name][0]
-    path = folder / f'{name.replace(", ", "-").replace(" ", "-")}.yaml'
-    samples = shape['batch'] * (1 if kind == 'tensor' else 2)
+def schedule(path: Path, kind: str, shape: dict[str, int], cluster: str) -> Path:
+    """Write the schedule of a training."""
+    samples = shape['batch'] * (2 if 'data' in PLANS[kind] else 1)
     model = f'layers: {shape["layers"]}, hidden: {shape["hidden"]}, heads: 4, vocab: 512, sequence: {shape["sequence"]}'
     path.write_text(f"""
 simpar: 1
-cluster: {{profile: cpu-gloo, devices: 2, stack: torch-gloo}}
+cluster: {{{cluster}}}
 workload:
   transformer: {{{model}}}
   batch: {samples}
@@ -67,34 +63,17 @@ plan: {PLANS[kind]}
     return path
 
 
-def recorded(folder: Path, small: dict[str, int], rounds: int, steps: int) -> dict[str, list[list[float]]]:
+def recorded(folder: Path, ranks: int, trainings: list[Training], rounds: int, steps: int) -> Any:
     """Run all trainings in turn; seconds of their steps by round."""
-    first = {name for name, _ in PAIRS}
-    told = [(TRAININGS[name][0], shape_of(name, small), name in first) for name in TRAININGS]
     program = Path(__file__).with_name('recorded_pairs.py')
-    command = [sys.executable, str(program), str(folder), json.dumps(told), str(rounds), str(steps)]
-    subprocess.run(command, check=True)
-    return dict(zip(TRAININGS, json.loads((folder / 'steps.json').read_text()), strict=True))
+    command = [sys.executable, program, folder, ranks, json.dumps(trainings), rounds, steps]
+    subprocess.run(list(map(str, command)), check=True)
+    return json.loads((folder / 'steps.json').read_text())
 
 
-def imported(folder: Path, name: str, path: Path) -> tuple[Path, dict[str, object]]:
-    """The profile made of a training's recording, and what was joined."""
-    profile, answer = folder / f'{path.stem}-profile.yaml', folder / f'{path.stem}.json'
-    trace = folder / str(list(TRAININGS).index(name))
-    words = [
-        sys.executable,
-        '-m',
-        'simpar',
-        'import',
-        str(trace),
-        '--for',
-        str(path),
-        '--output',
-        str(profile),
-        '--json',
-    ]
-    answer.write_text(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-    return profile, json.loads(answer.read_text())
+def step_by(path: Path, profile: Path) -> float:
+    """Seconds of a step as predicted with a profile."""
+    return load_case(path, [f'cluster.profile={profile.resolve()}']).predict().step
 
 
 def spread(rounds: list[list[float]]) -> float:
@@ -103,43 +82,69 @@ def spread(rounds: list[list[float]]) -> float:
     return abs(halves[0] / halves[1] - 1)
 
 
-def rows(folder: Path, small: dict[str, int], rounds: int, steps: int) -> list[tuple[str, ...]]:
+def by_others(folder: Path, small: dict[str, int], rounds: int) -> Iterator[tuple[str, ...]]:
     """A row for each pair: A, B, seconds, error, spread, and what was matched."""
-    seconds = recorded(folder, small, rounds, steps)
-    paths = {name: schedule(folder, name, shape_of(name, small)) for name in TRAININGS}
-    made = {name: imported(folder, name, paths[name]) for name in dict.fromkeys(first for first, _ in PAIRS)}
-    found = []
-    for first, second in PAIRS:
-        profile, told = made[first]
-        own, predicted = (
-            load_case(paths[name], [f'cluster.profile={profile.resolve()}']).predict().step for name in (first, second)
-        )
-        mine, measured = (statistics.median(chain(*seconds[name])) for name in (first, second))
-        found.append((
-            first, second, f'{1e3 * measured:.1f} ms', f'{1e3 * predicted:.1f} ms', f'{predicted / measured - 1:+.1%}',
-            f'{own / mine - 1:+.1%}', f'{spread(seconds[second]):.1%}', f'{told["step"]["share"]:.0%}',
-        ))  # fmt: skip
-        print('| ' + ' | '.join(found[-1]) + ' |', flush=True)
-    return found
+    first = {name for name, _ in PAIRS}
+    told: list[Training] = [
+        (kind, {key: size * more.get(key, 1) for key, size in small.items()}, name in first)
+        for name, (kind, more) in TRAININGS.items()
+    ]
+    seconds = dict(zip(TRAININGS, recorded(folder, 2, told, rounds, 8), strict=True))
+    paths, made = {}, {}
+    for number, (name, (kind, shape, is_first)) in enumerate(zip(TRAININGS, told, strict=True)):
+        path = folder / f'{name.replace(", ", "-").replace(" ", "-")}.yaml'
+        paths[name] = schedule(path, kind, shape, 'profile: cpu-gloo, devices: 2, stack: torch-gloo')
+        if is_first:
+            profile = folder / f'{path.stem}-profile.yaml'
+            made[name] = profile, answer('import', folder / str(number), '--for', path, '--output', profile)
+    for one, other in PAIRS:
+        profile, joined = made[one]
+        own, predicted = (step_by(paths[name], profile) for name in (one, other))
+        mine, measured = (statistics.median(chain(*seconds[name])) for name in (one, other))
+        yield (
+            one, other, f'{1e3 * measured:.1f} ms', f'{1e3 * predicted:.1f} ms', f'{predicted / measured - 1:+.1%}',
+            f'{own / mine - 1:+.1%}', f'{spread(seconds[other]):.1%}', f'{joined["step"]["share"]:.0%}',
+        )  # fmt: skip
+
+
+def by_itself(folder: Path) -> Iterator[tuple[str, ...]]:
+    """A row for each training: ranks, sizes, seconds, and both predictions with their errors."""
+    base = folder / 'base.yaml'
+    if not base.exists():
+        printed(['calibrate', base, '--quick'])
+    for ranks, kind in ((1, 'plain'), (2, 'ddp')):
+        where = folder / kind
+        seconds = recorded(where, ranks, [(kind, shape, True) for shape in SHAPES], 10, 5)
+        for number, shape in enumerate(SHAPES):
+            path, mine = where / f'{number}.yaml', where / f'{number}-mine.yaml'
+            schedule(path, kind, shape, f'profile: {base}, devices: {ranks}')
+            printed(['import', where / str(number), '--for', path, '--output', mine])
+            measured = statistics.median(chain(*seconds[number]))
+            found = [step_by(path, profile) for profile in (base, mine)]
+            cells = (cell for one in found for cell in (f'{1e3 * one:.1f} ms', f'{one / measured - 1:+.1%}'))
+            yield str(ranks), *map(str, shape.values()), f'{1e3 * measured:.1f} ms', *cells
 
 
 def main() -> int:
-    """0 where at most one of the pairs is more than 10 % off."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument('--quick', action='store_true')
-    parser.add_argument('--write', action='store_true')
-    parser.add_argument('--folder', type=Path)
-    options = parser.parse_args()
+    """0 where at most one of the pairs is more than 10 % off, or recordings are as good as a calibration."""
+    options = arguments(__doc__, quick=False, calibrated=False, write=False, folder=Path)
     folder = options.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
-    found = rows(folder, QUICK if options.quick else SHAPE, 4 if options.quick else 10, 8)
-    above = sum(abs(float(row[4].rstrip('%'))) > 100 * MOST for row in found)
-    end = f'{len(found) - above} of {len(found)} within {MOST:.0%}.'
-    print(end)
-    if options.write:
-        table = ['| ' + ' | '.join(row) + ' |' for row in found]
-        PAGE.write_text(page_head('recorded_pairs') + '\n'.join([*table, '', end, '']))
-    return int(above > 1)
+    found = []
+    rows = by_others(folder, QUICK if options.quick else SHAPE, 4 if options.quick else 10)
+    for row in by_itself(folder) if options.calibrated else rows:
+        found.append(row)
+        print(line(row), flush=True)
+    if options.calibrated:
+        calibrated, own = (statistics.median(abs(float(row[at].rstrip('%'))) for row in found) for at in (7, 9))
+        told = f'Median error: {calibrated:.1f}% by `simpar calibrate`, {own:.1f}% by the recording.'
+        head, page, held = 'recording', 'recordings_proof', own <= BESIDE * calibrated
+    else:
+        above = sum(abs(float(row[4].rstrip('%'))) > 100 * MOST for row in found)
+        told = f'{len(found) - above} of {len(found)} within {MOST:.0%}.'
+        head, page, held = 'recorded_pairs', 'recorded_pairs', above <= 1
+    text = page_head(head) + '\n'.join([*map(line, found), '', told, ''])
+    return end(text, PAGES / f'{page}.md' if options.write else None, held, 1)
 
 
 if __name__ == '__main__':

@@ -19,8 +19,8 @@ from typing import Final
 from simpar.cli import main as simpar
 from simpar.files import read_csv
 from tests.accuracy_page import put
+from tests.proof import ROOT, line, table
 
-ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / 'docs' / 'proofs' / 'import.md'
 SAMPLES: Final = ROOT / 'tests' / 'mindspore_samples.csv'
 
@@ -69,12 +69,12 @@ def main(words: list[str]) -> int:
         return 2
     lines, kinds = [], []
     for row, kind, why in rows(Path(folders[0])):
-        lines.append(f'| `{row["path"].removeprefix("docs/sample_code/")}` | {row["commit"][:9]} | {kind} | {why} |')
+        lines.append((f'`{row["path"].removeprefix("docs/sample_code/")}`', row['commit'][:9], kind, why))
         kinds.append(kind)
-        print(lines[-1], flush=True)
+        print(line(lines[-1]), flush=True)
     print(', '.join(f'{kinds.count(kind)} {kind}' for kind in dict.fromkeys(kinds)))
     if '--write' in words:
-        put('samples', ['| script | commit | outcome | why |', '|---|---|---|---|', *lines], PAGE)
+        put('samples', table('script | commit | outcome | why', lines), PAGE)
     return int('WRONG' in kinds or 'not there' in kinds)
 
 

@@ -22,10 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.proof import arguments, claims_table, commit, end
+from tests.proof import ROOT, arguments, claims_table, end, page_head, table, until
 from tests.tables import load_table
 
-ROOT = Path(__file__).parent.parent
 SCHEDULE = load_table(__file__, 'SCHEDULE')
 EVERY = 100
 """Steps between two checkpoints."""
@@ -176,9 +175,8 @@ def disturb(training: Training, kind: str, draw: random.Random) -> Fault:
                 pass
     code = training.wait(NAMED)
     seconds = time.monotonic() - begun_at
-    end = time.monotonic() + GONE
-    while (left := [f'process {pid}: {words_of(pid)}' for pid in tree if alive(pid)]) and time.monotonic() < end:
-        time.sleep(0.1)
+    until(GONE, lambda: not any(map(alive, tree)))
+    left = [f'process {pid}: {words_of(pid)}' for pid in tree if alive(pid)]
     if code is None:
         assert training.process is not None
         for pid in [*training.tree(), training.process.pid]:
@@ -231,17 +229,17 @@ def main() -> int:
 
 def page(options, whole, losses, samples, faults, stray, seconds) -> tuple[str, bool]:
     """The page in Markdown, and whether everything holds."""
-    ended = [one for one in faults if one.code == 5]
-    late = [one for one in faults if one.seconds > NAMED]
+    ended = sum(one.code == 5 for one in faults)
+    longest, left = max(one.seconds for one in faults), sum(bool(one.left) for one in faults)
     fifth = options.steps / 5
     first = statistics.median(memory for step, memory in samples if fifth <= step <= 2 * fifth)
     last = statistics.median(memory for step, memory in samples if step >= 4 * fifth)
     same = sum(one == other for one, other in zip(whole, losses, strict=False))
     claims = [
         ('the disturbed losses are the undisturbed to the bit', f'{same} of {len(whole)}', losses == whole),
-        ('each fault ends the run with exit 5', f'{len(ended)} of {len(faults)}', len(ended) == len(faults)),
-        (f'within {NAMED:g} s', f'longest {max(one.seconds for one in faults):.1f} s', not late),
-        ('no process is left', f'{sum(bool(one.left) for one in faults)} left some', not any(f.left for f in faults)),
+        ('each fault ends the run with exit 5', f'{ended} of {len(faults)}', ended == len(faults)),
+        (f'within {NAMED:g} s', f'longest {longest:.1f} s', longest <= NAMED),
+        ('no process is left', f'{left} left some', not left),
         ('no file but whole checkpoints is left', ', '.join(stray) or 'none', not stray),
         (
             f'memory of the ranks within {FLAT:.0%}, second fifth to last',
@@ -249,26 +247,19 @@ def page(options, whole, losses, samples, faults, stray, seconds) -> tuple[str, 
             last <= first * (1 + FLAT),
         ),
     ]
+    facts = {'seed': options.seed, 'minutes': seconds / 60, 'steps': options.steps, 'each': EVERY}
+    rows = (
+        (one.kind, one.rank if one.kind in ('kill', 'stop') else '', one.step, one.code, f'{one.seconds:.1f}',
+         one.said.replace('|', '/')) for one in faults
+    )  # fmt: skip
     lines = [
-        '# A soak of the executor',
-        '',
-        f'`make prove NAME=soak` wrote this page: commit {commit()}, seed {options.seed}, {seconds / 60:.0f} minutes.',
-        f'{options.steps:,} steps on four ranks, data 2 × tensor 2 with ZeRO 1 and AdamW, a checkpoint every {EVERY}.',
-        f'{len(faults)} faults at drawn moments; the run goes on with `--resume` after each.',
-        '',
         *claims_table(claims),
-        '| fault | rank | behind step | exit | seconds | what the run said |',
-        '|---|---|---|---|---|---|',
-        *(
-            f'| {one.kind} | {one.rank if one.kind in ("kill", "stop") else ""} | {one.step} | {one.code} '
-            f'| {one.seconds:.1f} | {one.said.replace("|", "/")} |'
-            for one in faults
-        ),
+        *table('fault | rank | behind step | exit | seconds | what the run said', rows),
         '',
         'A slow disk was not drawn. The network is that between ranks on one machine.',
         '',
     ]
-    return '\n'.join(lines), all(held for _, _, held in claims)
+    return page_head('soak', faults=len(faults), **facts) + '\n'.join(lines), all(held for _, _, held in claims)
 
 
 if __name__ == '__main__':

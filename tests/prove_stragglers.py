@@ -8,7 +8,6 @@ draw counts if the step is 4 % longer by it, else another one is drawn. The righ
 Answers stand in the folder, one file for a seed and a commit: a proof that was interrupted goes on behind them.
 """
 
-import json
 import random
 import tempfile
 import time
@@ -20,12 +19,12 @@ import numpy as np
 import sabotage_runs
 from equipment.validation import emulated_cluster
 from equipment.validation_cases import network
-from proof import arguments, commit, end
+from proof import Journal, arguments, commit, end, page_head, table
 from sabotage_kinds import Truth
-from sabotage_machine import Machine, measured, noisy
+from sabotage_machine import Machine, Setup, measured, noisy
 
 from executor.ranks.pool import Pool
-from simpar import Plan, Transformer, Workload, cluster, load_profile, price
+from simpar import Plan, price
 from simpar.commands.trace import sentence_of
 from simpar.diagnosis.causes import Bench, changed
 from simpar.diagnosis.places import sites_of
@@ -52,16 +51,8 @@ RUNS = [(4, Plan(data=4)), (4, Plan(pipeline=2, data=2, micro_batches=4)), (8, P
 """Plans that the executor runs."""
 
 
-class Bed:
+class Bed(Setup):
     """A schedule on so many ranks, with what it takes there."""
-
-    def __init__(self, world, plan, sequence=1024, hidden=2048):
-        model = Transformer(layers=4, hidden=hidden, heads=16, vocab=8192, sequence=sequence)
-        hardware = cluster(load_profile('h100-sxm-8'), devices=world, links={'nvlink': 0.15})
-        self.world, self.plan = world, plan
-        self.program = lower(Workload(model=model, batch=32), plan, world)
-        self.costs = price(self.program, hardware)
-        self.step = followed(self.program, self.costs, 3).step
 
     def machine(self):
         return Machine.of(self.program, self.costs, STEPS, self.step)
@@ -273,17 +264,12 @@ def main():
         folder=(Path('out/stragglers'), 'where answers are kept'),
         write=(Path, 'where the page goes'),
     )
-    journal = options.folder / f'{options.seed}-{commit()}-{"runs" if options.runs else "simulated"}.jsonl'
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    answers = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-    begun = time.process_time()
+    journal = Journal(options.folder / f'{options.seed}-{commit()}-{"runs" if options.runs else "simulated"}.jsonl')
+    known, begun = len(journal.rows), time.process_time()
     for number, case in enumerate(cases(options)):
-        if number >= len(answers):
-            answers.append(answer(*case))
-            with journal.open('a') as file:
-                print(json.dumps(answers[-1]), file=file)
-        print(number + 1, *answers[number].values(), sep=' | ', flush=True)
-    text, held = page(options, answers, time.process_time() - begun)
+        row = journal.rows[number] if number < known else journal.add(**answer(*case))
+        print(number + 1, *row.values(), sep=' | ', flush=True)
+    text, held = page(options, journal.rows, time.process_time() - begun)
     raise SystemExit(end(text, options.write, held))
 
 
@@ -315,26 +301,22 @@ def cases(options):
 def page(options, answers, seconds):
     """The page, and whether what must hold does."""
     ended = [one for one in answers if one['right'] is not None]
-    busy, clean = len(answers) - len(ended), [one['right'] for one in ended if one['straggler'] == 'clean']
+    clean = [one['right'] for one in ended if one['straggler'] == 'clean']
     found = defaultdict(list)
     for one in ended:
         if one['straggler'] != 'clean':
             found[one['straggler']].append(one['right'])
-    wrong = [(one['straggler'], one['plan'], one['said']) for one in ended if not one['right']]
     every = [one for each in found.values() for one in each]
-    held = np.mean(every) >= 0.9 and clean.count(False) <= 1
-    head = f'{sum(every)} of {len(every)} stragglers are named with rank and cause ({np.mean(every):.0%}); '
-    head += f'somebody is named in {clean.count(False)} of {len(clean)} clean runs; '
-    head += f'the machine was too busy for {busy} runs'
-    name = 'stragglers-runs' if options.runs else 'stragglers'
-    lines = ['# Stragglers in recordings of runs' if options.runs else '# Stragglers in recordings', '']
-    lines += [f'`make prove NAME={name}` wrote this page: seed {options.seed}, commit {commit()}, {seconds:.0f} CPU s.']
-    lines += [f'{head}.', 'What is drawn stands in `tests/prove_stragglers.py`.', '']
-    lines += ['| straggler | named | of |', '|---|---|---|']
-    lines += [f'| {kind.replace("_", " ")} | {sum(each)} | {len(each)} |' for kind, each in found.items()]
-    lines += ['', '## What was named wrongly', '', '| straggler | plan | first sentence |', '|---|---|---|']
-    lines += [f'| {" | ".join(each)} |' for each in wrong]
-    return '\n'.join(lines) + '\n', bool(held)
+    head = page_head(
+        'stragglers', of_runs=' of runs' * options.runs, name=f'stragglers{"-runs" * options.runs}', seed=options.seed,
+        seconds=seconds, named=sum(every), every=len(every), share=np.mean(every), blamed=clean.count(False),
+        clean=len(clean), busy=len(answers) - len(ended),
+    )  # fmt: skip
+    kinds = ((kind.replace('_', ' '), sum(each), len(each)) for kind, each in found.items())
+    wrong = ((one['straggler'], one['plan'], one['said']) for one in ended if not one['right'])
+    lines = [*table('straggler | named | of', kinds), '', '## What was named wrongly', '']
+    lines += table('straggler | plan | first sentence', wrong)
+    return head + '\n'.join(lines) + '\n', bool(np.mean(every) >= 0.9 and clean.count(False) <= 1)
 
 
 if __name__ == '__main__':

@@ -20,10 +20,9 @@ import torch
 
 from executor.train import train
 from simpar import from_module
-from tests.proof import arguments, commit
+from tests.proof import ROOT, arguments, line, page_head, table
 from tests.tables import load_table
 
-ROOT = Path(__file__).parent.parent
 PAGE = ROOT / 'docs' / 'proofs' / 'training_proof.md'
 TORCHRUN = Path(sys.executable).parent / 'torchrun'
 SEED = 2026
@@ -52,7 +51,7 @@ def resharded(folder):
         what = f'{" → ".join(PLANS)}, {dtype}, 10 + 20 steps of adamw'
         found = f'losses differ by at most {losses:.1e}, all parameters together by {total:.1e}'
         alone = f'the worst parameter, `{worst}`, by {apart[worst]:.1e}'
-        yield f'| {what} | {found}, {alone} | {bound:g} |', losses <= bound and apart[worst] <= bound
+        yield (what, f'{found}, {alone}', f'{bound:g}'), losses <= bound and apart[worst] <= bound
 
 
 class Net(torch.nn.Module):
@@ -157,7 +156,7 @@ def survived(folder, *where):
         'kill −9 of rank 1 when step 30 of 60 was kept, torchrun restarts; own module and data, bf16, loss scale 1024'
         + (f'; {", ".join(where)}' if where else '')
     )
-    yield f'| {what} | {found}; curve and parameters equal to the bit: {plain == again} | bit-equal |', same
+    yield (what, f'{found}; curve and parameters equal to the bit: {plain == again}', 'bit-equal'), same
 
 
 def main():
@@ -171,14 +170,12 @@ def main():
     with tempfile.TemporaryDirectory(prefix='simpar-') as folder:
         parts = () if options.device_alone else (resharded(Path(folder)), survived(Path(folder)))
         for row, good in itertools.chain(*parts, survived(Path(folder), 'virtual', 'gloo')):
-            print(row, flush=True)
-            rows.append(f'{row} {"yes" if good else "**no**"} |')
+            rows.append((*row, 'yes' if good else '**no**'))
+            print(line(rows[-1]), flush=True)
             well = well and good
     if options.write:
-        told = f'`make prove-kept` at commit {commit()}, seed {SEED}, torch {torch.__version__}: '
-        told += 'four ranks over gloo, and two under torchrun. Differences are relative, in norm.'
-        table = '\n'.join(('| what | found | bound | good |\n|---|---|---|---|', *rows))
-        PAGE.write_text(f'# Training that is kept: the proof\n\n{told}\n\n{table}\n')
+        head = page_head('training', seed=SEED, torch=torch.__version__)
+        PAGE.write_text(head + '\n'.join([*table('what | found | bound | good', rows), '']))
     return 0 if well else 1
 
 

@@ -9,16 +9,16 @@ missing. A sentence is right where it names class and place of the sabotage, or 
 cause; and where it says of the step, the overlap and the exposed communication what two numbers of each say.
 """
 
-import json
 import os
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import sabotage_runs as runs
 from equipment.validation import CalibratedCollectives, emulated_cluster
 from equipment.validation_cases import network
-from proof import arguments, end
+from proof import arguments, end, kept, page_head, table
 from prove_evidence import commit, cores
 from sabotage_kinds import right
 
@@ -27,7 +27,6 @@ from simpar import Plan, price, simulate
 from simpar.comparison import AGREES, Gain, compare, side_of, verdict
 from simpar.diagnosis.causes import Bench
 from simpar.diagnosis.places import sites_of
-from simpar.files import write_atomically
 from simpar.hardware.net import parse_net
 from simpar.lower import lower
 
@@ -50,14 +49,12 @@ def main():
         folder=(Path('out/verdict'), 'where finished schedules are kept'), write=(Path, 'where the page goes'),
     )  # fmt: skip
     os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
-    options.folder.mkdir(parents=True, exist_ok=True)
     every = [(ranks, plan) for ranks, plans in PLANS.items() for plan in plans]
     parts = []
     for number, (ranks, plan) in enumerate(every):
         file = options.folder / f'{options.seed}-{number}.json'
-        if not file.exists() and number in options.only:
-            write_atomically(file, json.dumps(part(options, number, ranks, plan)) + '\n')
-        parts += [json.loads(file.read_text(encoding='utf-8'))] if file.exists() else []
+        if file.exists() or number in options.only:
+            parts.append(kept(file, partial(part, options, number, ranks, plan)))
     text, held = page(options, parts)
     raise SystemExit(end(text, options.write, held))
 
@@ -112,23 +109,19 @@ def agreeing(side):
 
 def page(options, parts):
     """The page in Markdown, and whether enough sentences are right."""
-    every = [(one, run) for one in parts for run in one['runs'] if not run['busy']]
-    count, seconds = sum(run['right'] for _, run in every), sum(one['seconds'] for one in parts)
-    head = f'{count} of {len(every)} first sentences are right'
-    commits = ', '.join(sorted({one['commit'] for one in parts}))
-    text = [
-        '# The verdict on sabotaged runs', '',
-        f'{head}, over {len(parts)} schedules. `make prove NAME=verdict` wrote this page: seed {options.seed}, commit',
-        f'{commits}, {seconds / 60:.0f} minutes on {cores()} cores, network `{options.net}`. Compute is emulated,',
-        'messages are real. Runs during which the machine was too busy for the links are left out:',
-        f'{sum(run["busy"] for one in parts for run in one["runs"])} of {sum(len(one["runs"]) for one in parts)}.', '',
-        '| schedule | ranks | sabotage | right | first sentence |', '|---|---|---|---|---|',
-    ]  # fmt: skip
-    text += [
-        f'| {one["name"]} | {one["ranks"]} | {run["what"]} | {"yes" if run["right"] else "**no**"} | {run["said"]} |'
-        for one, run in every
-    ]
-    return '\n'.join(text) + '\n', count >= WANTED * len(every)
+    runs = [(one, run) for one in parts for run in one['runs']]
+    every = [(one, run) for one, run in runs if not run['busy']]
+    count = sum(run['right'] for _, run in every)
+    head = page_head(
+        'verdict', count=count, every=len(every), schedules=len(parts), seed=options.seed, cores=cores(),
+        commits=', '.join(sorted({one['commit'] for one in parts})), net=options.net, runs=len(runs),
+        minutes=sum(one['seconds'] for one in parts) / 60, busy=len(runs) - len(every),
+    )  # fmt: skip
+    rows = (
+        (one['name'], one['ranks'], run['what'], 'yes' if run['right'] else '**no**', run['said']) for one, run in every
+    )
+    heads = 'schedule | ranks | sabotage | right | first sentence'
+    return head + '\n'.join([*table(heads, rows), '']), count >= WANTED * len(every)
 
 
 if __name__ == '__main__':

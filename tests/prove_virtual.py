@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import torch
-from proof import arguments, page_head
+from proof import ROOT, arguments, line, page_head, table
 from trained_cases import ROWS
 from virtual_cases import (
     differences,
@@ -30,14 +30,14 @@ from executor.ranks.pool import Pool
 from executor.virtual.engine import Race
 from simpar.errors import Deadlock, SimparError
 
-PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'virtual_proof.md'
+PAGE = ROOT / 'docs' / 'proofs' / 'virtual_proof.md'
 GLOO = 1e-12
 FLAT = 0.01
 
 
 def figures(pool, seed):
     """Every case: to the bit as in process, and as threads on gloo."""
-    yield '| case | equal in process | largest difference from gloo, fp64 | events waited for |\n|---|---|---|---|'
+    yield from table('case | equal in process | largest difference from gloo, fp64 | events waited for', ())
     for number, name in enumerate(ROWS):
         made = program(name)
         ranks = world(made, order=seed + number, steps=3)
@@ -52,7 +52,7 @@ def figures(pool, seed):
             for tensor, wanted in theirs.items()
         )
         assert worst <= GLOO or worst_is_noise(found, threads), (name, worst)
-        yield f'| {name} | to the bit | {worst:.1e} | {count} |'
+        yield line([name, 'to the bit', f'{worst:.1e}', count])
 
 
 def worst_is_noise(found, threads):
@@ -112,9 +112,8 @@ def sabotage(count, seed):
             raise AssertionError((kind, str(error))) from error
         else:
             raise AssertionError(f'{kind} was not noticed, draw {number}')
-    yield '| sabotage | drawn | noticed | as |\n|---|---|---|---|'
-    for (kind, how), noticed in sorted(told.items()):
-        yield f'| {kind} | {noticed} | {noticed} | {how} |'
+    rows = ((kind, noticed, noticed, how) for (kind, how), noticed in sorted(told.items()))
+    yield from table('sabotage | drawn | noticed | as', rows)
 
 
 def steps(count):
@@ -141,11 +140,9 @@ def steps(count):
     later = [size for step, size in sizes.items() if step >= min(200, count // 2)]
     spans = [max(values) / min(values) - 1 for values in zip(*later, strict=True)]
     assert max(spans) <= FLAT, (spans, sizes)
-    yield f'| of {count:,} steps, from step {min(200, count // 2)} on | first | largest change |\n|---|---|---|'
-    for what, first, span in zip(
-        ('memory of the process', 'device: reserved', 'device: in use'), later[0], spans, strict=True
-    ):
-        yield f'| {what} | {first:,} bytes | {span:.2%} |'
+    names = 'memory of the process', 'device: reserved', 'device: in use'
+    found = zip(names, (f'{first:,} bytes' for first in later[0]), (f'{span:.2%}' for span in spans), strict=True)
+    yield from table(f'of {count:,} steps, from step {min(200, count // 2)} on | first | largest change', found)
 
 
 def main():
@@ -154,9 +151,9 @@ def main():
     lines, begun = [], time.process_time()
 
     def say(title, found):
-        for line in (f'## {title}', '', *found, ''):
-            print(line, flush=True)
-            lines.append(line)
+        for text in (f'## {title}', '', *found, ''):
+            print(text, flush=True)
+            lines.append(text)
 
     # First, while the process is small.
     say('Memory is flat', steps(chosen.steps))

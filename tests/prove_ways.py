@@ -8,41 +8,30 @@ off by more than the bound, where a gain over the first plan is by more points t
 are predicted further apart than the bound are measured in another order. ``--only`` takes cases with these words.
 """
 
-import contextlib
-import io
-import json
 import tempfile
 from itertools import combinations
 from pathlib import Path
 
-from proof import arguments, commit
+from proof import answer, arguments, commit, line, table
 from tables import load_tree
-
-from simpar.cli import main as simpar
 
 NET, BOUND = 'paced:100MB/s,1ms', 0.05
 KINDS = ('context', 'experts')
 
 
-def measured_file(path, text, steps):
-    """Predicted and measured seconds of a step of a schedule."""
-    told = io.StringIO()
-    path.write_text(text)
-    with contextlib.redirect_stdout(told):
-        simpar(['measure', str(path), '--compute', 'emulated', '--net', NET, '--steps', str(steps), '--json'])
-    step = json.loads(told.getvalue())['step']
-    return step['predicted'], step['measured']
-
-
 def measured(of, case, options):
-    """The same of each plan of a case, in turns."""
+    """Predicted and measured seconds of a step of each plan of a case, in turns."""
     # Devices are slow, so that their compute is as long as messages of links that one machine can pace.
     slow = ', '.join(f'{rank}: {case["speed"]}' for rank in range(case['devices']))
-    texts = {way: of['file'].format(**{**case, 'slow': slow, 'plan': plan}) for way, plan in of[case['ways']].items()}
+    found = {way: [] for way in of[case['ways']]}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'schedule.yaml'
-        runs = [(way, measured_file(path, texts[way], options.steps)) for _ in range(options.runs) for way in texts]
-    return {way: min((pair for one, pair in runs if one == way), key=lambda pair: pair[1]) for way in texts}
+        for way, plan in [*of[case['ways']].items()] * options.runs:
+            path.write_text(of['file'].format(**{**case, 'slow': slow, 'plan': plan}))
+            words = ['--compute', 'emulated', '--net', NET, '--steps', options.steps]
+            step = answer('measure', path, *words, codes=(0, 4))['step']
+            found[way].append((step['predicted'], step['measured']))
+    return {way: min(pairs, key=lambda pair: pair[1]) for way, pairs in found.items()}
 
 
 def wrong_in(steps, points):
@@ -70,16 +59,18 @@ def main():
     )
     of, wrong = load_tree(__file__, options.kind), []
     print(f'commit {commit()}, {options.steps} steps each, {NET}\n')
-    print('| case | plan | predicted | measured | error | gain predicted | gain measured |')
-    print('| --- | --- | ---: | ---: | ---: | ---: | ---: |', flush=True)
+    print(
+        *table('case | plan | predicted | measured | error | gain predicted | gain measured', ()), sep='\n', flush=True
+    )
     for name, case in of['cases'].items():
         if options.only in name:
             steps = measured(of, case, options)
             first = next(iter(steps.values()))
             for way, pair in steps.items():
-                times = ' | '.join(f'{seconds * 1e3:.0f} ms' for seconds in pair)
-                shown = ' | '.join(f'{(1 - own / other) * 100:.1f} %' for own, other in zip(pair, first, strict=True))
-                print(f'| {name} | {way} | {times} | {(pair[0] / pair[1] - 1) * 100:+.1f} % | {shown} |', flush=True)
+                times = (f'{seconds * 1e3:.0f} ms' for seconds in pair)
+                shown = (f'{(1 - own / other) * 100:.1f} %' for own, other in zip(pair, first, strict=True))
+                error = f'{(pair[0] / pair[1] - 1) * 100:+.1f} %'
+                print(line([name, way, *times, error, *shown]), flush=True)
             wrong += [f'{name}, {what}' for what in wrong_in(steps, of.get('points'))]
     if wrong:
         raise SystemExit('\n'.join(wrong))

@@ -5,10 +5,7 @@ python -m tests.prove_what_if [--steps N] [--write]
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -16,9 +13,9 @@ from pathlib import Path
 from simpar.case import load_case
 from simpar.kineto import write_kineto
 from simpar.trace_files import load_trace, to_trace
-from tests.proof import page_head
+from tests.proof import ROOT, answer, arguments, end, line, page_head, printed
 
-PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'what_if_proof.md'
+PAGE = ROOT / 'docs' / 'proofs' / 'what_if_proof.md'
 MODEL = """simpar: 1
 cluster: {profile: cpu-gloo, devices: 2}
 workload:
@@ -40,22 +37,14 @@ PAIRS: list[tuple[str, str, str, tuple[str, ...], int]] = [
 USUAL, MOST = 0.05, 0.1
 
 
-def simpar(*words: str) -> str:
-    """What a command prints."""
-    command = [sys.executable, '-m', 'simpar', *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 4):
-        raise SystemExit(f'{" ".join(words)}\n{done.stderr[-2000:]}')
-    return done.stdout
-
-
 def measured(folder: Path, name: str, plan: str, keys: tuple[str, ...], rate: int, steps: int) -> tuple[Path, float]:
     """A run's recording, and its median step."""
     schedule, saved = folder / 'schedule.yaml', folder / f'{name}.json'
     schedule.write_text(f'{MODEL}{plan}\n')
-    net = NET.format(rate)
-    words = ['--baseline', 'none', '--compute', 'emulated', '--net', net, '--steps', str(steps), '--save', str(saved)]
-    simpar('measure', str(schedule), *words, *(word for key in keys for word in ('--set', key)))
+    words = ['--baseline', 'none', '--compute', 'emulated', '--net', NET.format(rate), '--steps', steps]
+    printed(
+        ['measure', schedule, *words, '--save', saved, *(word for key in keys for word in ('--set', key))], codes=(0, 4)
+    )
     trace = to_trace(load_trace(saved), load_case(schedule, list(keys)).program)
     write_kineto(folder / name, trace, library='nccl')
     return folder / name, statistics.median(trace.step_times.tolist()[1:])
@@ -65,38 +54,26 @@ def row(folder: Path, pair: tuple[str, str, str, tuple[str, ...], int], steps: i
     """What is changed, A and B as measured, B as asked for, and the error."""
     what, plan, asked, keys, rate = pair
     recording, before = measured(folder, 'a', plan, (), RATE, steps)
-    words = ['--for', str(folder / 'schedule.yaml')] if '.' in asked.partition('=')[0] else []
-    told = json.loads(simpar('trace', str(recording), *words, '--what-if', asked, '--json'))['what_if']
+    words = ['--for', folder / 'schedule.yaml'] if '.' in asked.partition('=')[0] else []
+    told = answer('trace', recording, *words, '--what-if', asked, codes=(0, 4))['what_if']
     _, after = measured(folder, 'b', plan, keys, rate, steps)
-    answer = told['recorded'] * told['changed'] / told['replayed']
-    cells = (
-        what,
-        f'`{asked}`',
-        *(f'{1e3 * one:.1f} ms' for one in (before, after, answer)),
-        f'{answer / after - 1:+.1%}',
-    )
-    print('| ' + ' | '.join(cells) + ' |', flush=True)
-    return cells
+    foretold = told['recorded'] * told['changed'] / told['replayed']
+    times = (f'{1e3 * one:.1f} ms' for one in (before, after, foretold))
+    return what, f'`{asked}`', *times, f'{foretold / after - 1:+.1%}'
 
 
 def main() -> int:
     """0 where the median error is within 5 %, and the largest within 10 %."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument('--steps', type=int, default=12)
-    parser.add_argument('--only', type=int, nargs='*')
-    parser.add_argument('--write', action='store_true')
-    options = parser.parse_args()
+    options = arguments(__doc__, steps=12, only={'type': int, 'nargs': '*', 'default': range(len(PAIRS))}, write=False)
     found = []
-    for pair in [PAIRS[at] for at in options.only] if options.only else PAIRS:
+    for at in options.only:
         with tempfile.TemporaryDirectory() as folder:
-            found.append(row(Path(folder), pair, options.steps))
+            found.append(row(Path(folder), PAIRS[at], options.steps))
+            print(line(found[-1]), flush=True)
     errors = [abs(float(cells[-1].rstrip('%'))) / 100 for cells in found]
-    end = f'Median error {statistics.median(errors):.1%}, largest {max(errors):.1%}.'
-    print(end)
-    if options.write:
-        table = ['| ' + ' | '.join(cells) + ' |' for cells in found]
-        PAGE.write_text(page_head('what_if') + '\n'.join([*table, '', end, '']))
-    return int(statistics.median(errors) > USUAL or max(errors) > MOST)
+    told = f'Median error {statistics.median(errors):.1%}, largest {max(errors):.1%}.'
+    text = page_head('what_if') + '\n'.join([*map(line, found), '', told, ''])
+    return end(text, PAGE if options.write else None, statistics.median(errors) <= USUAL and max(errors) <= MOST, 1)
 
 
 if __name__ == '__main__':

@@ -15,21 +15,51 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
 from changed import changed
 from field_score import files as public_files
 from mutations import ROOT, kinds, mutated, prepare, python, settings
-from proof import quietly
+from proof import printed
 from test_trace_formats import nsight
+
+from executor.bench import ranks
+from executor.checkpoint import contents_of, parameters_of
+from executor.data import identity
+from executor.train import train
+from simpar import document, from_module
+from simpar.calibrate import calibrate, load_record
+from simpar.case import load_case
+from simpar.chakra import read_chakra
+from simpar.commands.trace import trace_lines
+from simpar.errors import RunFailed
+from simpar.exporting.onto import onto
+from simpar.importing.mapping import schedule_text
+from simpar.importing.read import imported
+from simpar.pipeline import check_order, read_csv
+from simpar.profiles import COLUMNS, load_profile, load_stack, read_table
+from simpar.program.text import parse_program
+from simpar.recording.job import read_job
+from simpar.saved_answer import difference, render_difference
+from simpar.schedule import load_schedule
+from simpar.schedule.schedule import load_rows
+from simpar.sweep.journal import Journal, Wanted
+from simpar.trace_files import load_trace
+from simpar.traces import read_traces
+from simpar.validate.anchor import AnchorFile
+from simpar.validate.fit import read_own_step
+from simpar.validate.memory import measured
+from simpar.validate.rows import read_rows
 
 TESTS: Final = ROOT / 'tests'
 KERNELS: Final = ((924922186, 942626994), (1196058242, 1213791658), (1449177557, 1466878365))
 """Begin and end of kernels in nanoseconds."""
 RECORDED: Final = TESTS / 'recorded'
+STACKS: Final = ROOT / 'hw_profiles' / 'stacks'
 LINES: Final = 60
 """Of a table or a recording that are kept, so that a case takes little time."""
 
@@ -87,85 +117,33 @@ NO_READERS: Final = {
 
 
 def _schedule(folder: Path) -> None:
-    from simpar.schedule import load_schedule
-    from simpar.schedule.schedule import load_rows
-
     path = folder / 's.yaml'
     (load_rows if b'\nsweep:' in path.read_bytes() else load_schedule)(path)
 
 
 def _settings(folder: Path) -> None:
-    from simpar.schedule import load_schedule
-
     words = (folder / 'set.txt').read_bytes().decode('utf-8', errors='surrogateescape').split('\n')
     load_schedule(folder / 's.yaml', [word.replace('\0', '') for word in words if word])
 
 
 def _profile(folder: Path) -> None:
-    from simpar import profiles
-
-    found = profiles.load_profile(folder / 'profile.yaml')
-    for kind in profiles.COLUMNS:
+    found = load_profile(folder / 'profile.yaml')
+    for kind in COLUMNS:
         if table := getattr(found.tables, kind):
-            profiles.read_table(table, kind)
-
-
-def _stack(folder: Path) -> None:
-    from simpar.profiles import load_stack
-
-    load_stack(str(folder / 't.yaml'))
-
-
-def _order(folder: Path) -> None:
-    from simpar.pipeline import check_order, read_csv
-
-    check_order(read_csv(folder / 'order.csv'))
+            read_table(table, kind)
 
 
 def _answers(folder: Path) -> None:
-    from simpar.saved_answer import difference, render_difference
-    from simpar.trace_files import load_trace
-
     render_difference(difference(load_trace(folder / 'one.json'), load_trace(folder / 'other.json')))
 
 
-def _record(folder: Path) -> None:
-    from simpar.calibrate import calibrate, load_record
-
-    calibrate(load_record(folder / 'r.json'))
-
-
-def _program(folder: Path) -> None:
-    from simpar.program.text import parse_program
-
-    parse_program((folder / 'p.program').read_text(encoding='utf-8', errors='replace'))
-
-
-def _launch(folder: Path) -> None:
-    from simpar.importing.mapping import schedule_text
-    from simpar.importing.read import imported
-
+def _launch(folder: Path, **given: str) -> None:
     (path, *_) = sorted(one for one in folder.iterdir() if not one.name.startswith('beside'))
-    schedule_text(imported(path, given={}), path.name)
-
-
-def _script(folder: Path) -> None:
-    from simpar.importing.mapping import schedule_text
-    from simpar.importing.read import imported
-
-    schedule_text(imported(folder / 'train.py', given={'worker_num': '8'}), 'train.py')
-
-
-def _onto(folder: Path) -> None:
-    from simpar.exporting.onto import onto
-
-    onto(_gpt(), 'megatron', folder / 'r.sh')
+    schedule_text(imported(path, given=given), path.name)
 
 
 @cache
 def _gpt() -> Any:
-    from simpar.schedule import load_schedule
-
     model = '{layers: 4, hidden: 256, heads: 8, vocab: 1024, sequence: 128}'
     return load_schedule(
         f'simpar: 1\ncluster: h100-sxm-8\nworkload: {{transformer: {model}, batch: 32, precision: bf16}}\n'
@@ -174,38 +152,17 @@ def _gpt() -> Any:
 
 
 def _recording(folder: Path) -> None:
-    from simpar.commands.trace import trace_lines
-    from simpar.traces import read_traces
-
     files = sorted(folder.iterdir())
     list(trace_lines(read_traces(files[0] if len(files) == 1 else folder)))
 
 
-def _job(folder: Path) -> None:
-    from simpar.recording.job import read_job
-
-    (path,) = folder.iterdir()
-    read_job(path)
-
-
-def _chakra(folder: Path) -> None:
-    from simpar.chakra import read_chakra
-
-    read_chakra(folder)
-
-
 def _journal(folder: Path) -> None:
-    from simpar.sweep.journal import Journal, Wanted
-
     (path,) = folder.iterdir()
     keys = re.findall(rb'"key": "([^"]*)"', path.read_bytes())
     Journal(path).take([Wanted(key=key.decode(errors='replace'), places='') for key in keys])
 
 
 def _bench(folder: Path) -> None:
-    from executor.bench.ranks import Journal
-    from simpar.errors import RunFailed
-
     class Anew:
         """Ranks that would measure what a journal does not have."""
 
@@ -215,14 +172,12 @@ def _bench(folder: Path) -> None:
             raise RunFailed('measured anew')
 
     program, _ = _small()
-    Journal(folder, {'device': 'cpu'}).over(Anew()).timed(program, 2)
+    ranks.Journal(folder, {'device': 'cpu'}).over(Anew()).timed(program, 2)
 
 
 @cache
 def _small() -> Any:
     """A small program and its trace."""
-    from simpar.case import load_case
-
     text = (
         'simpar: 1\ncluster: {profile: cpu-gloo, devices: 2}\n'
         'workload: {batch: 4, loss: mse, network: [{dense: {in: 4, out: 4}}]}\nplan: {data: 2}\n'
@@ -232,8 +187,6 @@ def _small() -> Any:
 
 
 def _checkpoint(folder: Path) -> None:
-    from executor.checkpoint import contents_of, parameters_of
-
     text = (folder / 'simpar.json').read_bytes()
     digest = hashlib.sha256(text).hexdigest()
     # Of most changed lists the digest is right, as of one that another program wrote.
@@ -244,8 +197,6 @@ def _checkpoint(folder: Path) -> None:
 
 @cache
 def _trained() -> Any:
-    from simpar.case import load_case
-
     return load_case(TRAINED).program
 
 
@@ -256,39 +207,13 @@ TRAINED: Final = (
 )
 
 
-def _images(folder: Path) -> None:
-    from executor.data import identity
-
-    identity(str(folder))
-
-
-def _own_step(folder: Path) -> None:
-    from simpar.validate.fit import read_own_step
-
-    read_own_step(folder / 'o.yaml')
-
-
-def _anchor(folder: Path) -> None:
-    from simpar import document
-    from simpar.validate.anchor import AnchorFile
-
-    document.build(document.read(folder / 'o.yaml'), AnchorFile)
-
-
-def _steps(folder: Path) -> None:
-    from simpar.validate.memory import measured
-    from simpar.validate.rows import read_rows
-
-    measured(read_rows(folder))
-
-
 # good files
 
 
 def seeds(folder: Path, readers: dict[str, Reader] | None = None) -> dict[str, list[Seed]]:
     """Good files of readers, by default of all here. Arguments: ``folder``, for what simpar writes itself."""
     prepare(folder)
-    quietly(['run', str(folder / 'pipeline.yaml'), '--quiet', '--chakra', str(folder / 'et')])
+    printed(['run', str(folder / 'pipeline.yaml'), '--quiet', '--chakra', str(folder / 'et')])
     return {name: list(reader.seeds(folder)) for name, reader in (readers or READERS).items()}
 
 
@@ -320,8 +245,18 @@ _TEXTS: Final = frozenset({'yaml', 'yml', 'json', 'toml', 'sh', 'py', 'csv', 'tx
 
 def _one(name: str, paths: Any) -> Iterator[Seed]:
     """Each file by itself, under a name; an empty one keeps its own."""
-    for path in paths:
+    for path in sorted(paths):
         yield Seed({name or path.name: path.read_bytes()})
+
+
+def _each(name: str, pattern: str, top: Path | None = None) -> Callable[[Path], Iterator[Seed]]:
+    """Seeds of each file that fits a pattern, of the project or, by default, of what simpar wrote."""
+    return lambda folder: _one(name, (top or folder).rglob(pattern))
+
+
+def _texts(name: str, *texts: str) -> Callable[[Path], Iterator[Seed]]:
+    """Seeds of one file by itself, of each text."""
+    return lambda folder: (Seed({name: text.encode()}) for text in texts)
 
 
 def _schedules(folder: Path) -> Iterator[Seed]:
@@ -349,10 +284,6 @@ def _configs(folder: Path) -> Iterator[Seed]:
 
 
 def _modules(folder: Path) -> Iterator[Seed]:
-    import torch
-
-    from simpar import from_module
-
     module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 4))
     graph = json.loads(from_module(module, torch.randn(4, 8)).graph)
     tree = {
@@ -381,22 +312,13 @@ def _head(data: bytes, lines: int = LINES) -> bytes:
     return b''.join(data.splitlines(keepends=True)[:lines])
 
 
-def _stacks(folder: Path) -> Iterator[Seed]:
-    stacks = ROOT / 'hw_profiles' / 'stacks'
-    yield from _one('t.yaml', sorted(stacks.glob('*.yaml')))
-
-
-def _orders(folder: Path) -> Iterator[Seed]:
-    yield from _one('order.csv', sorted(folder.glob('*.csv')))
-
-
 def _saved(folder: Path) -> Iterator[Seed]:
     one, other = ((folder / f'trace{number}.json').read_bytes() for number in (0, 1))
     yield Seed({'one.json': one, 'other.json': other})
 
 
 def _launch_files(folder: Path) -> Iterator[Seed]:
-    yield from _one('', sorted((TESTS / 'launch_files').iterdir()))
+    yield from _one('', (TESTS / 'launch_files').iterdir())
     for name, text in _OTHERS.items():
         yield Seed({name: text.encode()})
     for run in sorted((TESTS / 'mindspore_scripts').glob('*/run.sh')):
@@ -424,23 +346,9 @@ def _public(folder: Path) -> Iterator[Seed]:
             yield Seed({'f.sh': text.encode('utf-8', errors='replace')})
 
 
-def _scripts(folder: Path) -> Iterator[Seed]:
-    yield from _one('train.py', sorted((TESTS / 'mindspore_scripts').rglob('train.py')))
-
-
-def _to_edit(folder: Path) -> Iterator[Seed]:
-    text = (
-        'GPUS=8\nMODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 128 "\n'
-        'PLAN=(--tensor-model-parallel-size 2 --pipeline-model-parallel-size 1)\n'
-        'torchrun --nproc_per_node $GPUS pretrain_gpt.py $MODEL "${PLAN[@]}" --bf16 --micro-batch-size 4 \\\n'
-        '    --max-position-embeddings 128 --global-batch-size 32 --vocab-size 1024 --make-vocab-size-divisible-by 1\n'
-    )
-    yield Seed({'r.sh': text.encode()})
-
-
 def _kineto(folder: Path) -> Iterator[Seed]:
     cases = RECORDED / 'kineto_cases'
-    yield from _one('', sorted(cases.glob('*.json')))
+    yield from _one('', cases.glob('*.json'))
     yield from _one('', sorted((cases / 'straggler4').glob('*.gz'))[:1])
     yield Seed({path.name: path.read_bytes() for path in sorted((cases / 'straggler4').glob('*.gz'))[:2]})
 
@@ -469,11 +377,6 @@ def _folders(folder: Path) -> Iterator[Seed]:
         inner = rank / 'ASCEND_PROFILER_OUTPUT'
         files = [*rank.glob('*.json'), *inner.glob('step_trace_time.csv')]
         yield Seed({f'a_ascend_pt/{path.relative_to(rank)}': path.read_bytes() for path in files})
-
-
-def _databases(folder: Path) -> Iterator[Seed]:
-    (path,) = (RECORDED / 'msprof').rglob('ascend_pytorch_profiler_0.db')
-    yield Seed({'ascend_pytorch_profiler_0.db': path.read_bytes()})
 
 
 def _nsight(folder: Path) -> Iterator[Seed]:
@@ -506,10 +409,6 @@ def _chakras(folder: Path) -> Iterator[Seed]:
     yield Seed({path.name: path.read_bytes() for path in sorted((folder / 'et').iterdir())})
 
 
-def _journals(folder: Path) -> Iterator[Seed]:
-    yield Seed({'kept.rows': (folder / 'kept.rows').read_bytes()})
-
-
 def _benches(folder: Path) -> Iterator[Seed]:
     program, trace = _small()
     ranks = [trace.times_of(rank) for rank in range(program.world)]
@@ -523,8 +422,6 @@ def _benches(folder: Path) -> Iterator[Seed]:
 
 
 def _checkpoints(folder: Path) -> Iterator[Seed]:
-    from executor.train import train
-
     train(TRAINED, steps=1, processes=False, checkpoint=folder / 'kept', every=1)
     (kept,) = (folder / 'kept').glob('step-*')
     # The list of torch is a pickle, which is written and never read.
@@ -539,30 +436,21 @@ def _digits(folder: Path) -> Iterator[Seed]:
     })  # fmt: skip
 
 
-def _own_steps(folder: Path) -> Iterator[Seed]:
-    yield Seed({'o.yaml': b'step: 300 ms\n'})
-
-
-def _anchors(folder: Path) -> Iterator[Seed]:
-    yield Seed(
-        {'o.yaml': b'runs:\n- {schedule: s.yaml, step: 300 ms}\n- {schedule: t.yaml, step: 1.5 s}\nprofile: p.yaml\n'}
-    )
-    yield Seed({'o.yaml': b'schedule: s.yaml\nstep: 300 ms\n'})
-
-
 def _measured(folder: Path) -> Iterator[Seed]:
     for path in sorted((ROOT / 'measured_steps').rglob('*.csv')):
         yield Seed({path.name: _head(path.read_bytes(), 4)})
 
 
-def _records(folder: Path) -> Iterator[Seed]:
-    yield from _one('r.json', [folder / 'record.json'])
-
-
-def _programs(folder: Path) -> Iterator[Seed]:
-    yield from _one('p.program', [folder / 'saved.program'])
-
-
+TO_EDIT: Final = (
+    'GPUS=8\nMODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 128 "\n'
+    'PLAN=(--tensor-model-parallel-size 2 --pipeline-model-parallel-size 1)\n'
+    'torchrun --nproc_per_node $GPUS pretrain_gpt.py $MODEL "${PLAN[@]}" --bf16 --micro-batch-size 4 \\\n'
+    '    --max-position-embeddings 128 --global-batch-size 32 --vocab-size 1024 --make-vocab-size-divisible-by 1\n'
+)
+ANCHORS: Final = (
+    'runs:\n- {schedule: s.yaml, step: 300 ms}\n- {schedule: t.yaml, step: 1.5 s}\nprofile: p.yaml\n',
+    'schedule: s.yaml\nstep: 300 ms\n',
+)
 TREES: Final = ('simpar/document/tree.py',)
 MINDSPORE: Final = tuple(
     f'simpar/importing/{name}.py' for name in ('read', 'mindspore', 'mindspore_parallel', 'python_script')
@@ -573,29 +461,49 @@ READERS: Final = {
     'Hugging Face config': Reader(_schedule, _configs, TREES),
     'module graph': Reader(_schedule, _modules, TREES),
     'profile and its tables': Reader(_profile, _profiles, ('simpar/profiles.py',)),
-    'stack': Reader(_stack, _stacks, TREES),
-    'order': Reader(_order, _orders, ('simpar/pipeline/checks.py',)),
+    'stack': Reader(lambda folder: load_stack(str(folder / 't.yaml')), _each('t.yaml', '*.yaml', STACKS), TREES),
+    'order': Reader(
+        lambda folder: check_order(read_csv(folder / 'order.csv')),
+        _each('order.csv', '*.csv'),
+        ('simpar/pipeline/checks.py',),
+    ),
     'saved answer': Reader(_answers, _saved, ('simpar/document/load.py',)),
-    'calibration record': Reader(_record, _records, ('simpar/document/load.py',)),
-    'saved program': Reader(_program, _programs, ()),
+    'calibration record': Reader(
+        lambda folder: calibrate(load_record(folder / 'r.json')),
+        _each('r.json', 'record.json'),
+        ('simpar/document/load.py',),
+    ),
+    'saved program': Reader(
+        lambda folder: parse_program((folder / 'p.program').read_text(encoding='utf-8', errors='replace')),
+        _each('p.program', 'saved.program'),
+        (),
+    ),
     'script or config of a launcher': Reader(_launch, _launch_files, ('simpar/importing/read.py',)),
     'settings of public files': Reader(_launch, _public, ('simpar/importing/read.py',)),
-    'MindSpore script': Reader(_script, _scripts, MINDSPORE),
-    'script to edit': Reader(_onto, _to_edit, TREES, slow=True),
+    'MindSpore script': Reader(
+        partial(_launch, worker_num='8'), _each('train.py', 'train.py', TESTS / 'mindspore_scripts'), MINDSPORE
+    ),
+    'script to edit': Reader(
+        lambda folder: onto(_gpt(), 'megatron', folder / 'r.sh'), _texts('r.sh', TO_EDIT), TREES, slow=True
+    ),
     'Kineto': Reader(_recording, _kineto, ('simpar/traces/stream.py', 'simpar/traces/formats.py')),
     'tables of Ascend': Reader(_recording, _ascend, ('simpar/traces/ascend.py',)),
     'trace view of Ascend': Reader(_recording, _views, ('simpar/traces/ascend.py',)),
     'folder of a rank': Reader(_recording, _folders, ('simpar/traces/ascend.py',)),
-    'database of Ascend': Reader(_recording, _databases, ('simpar/traces/databases.py',)),
+    'database of Ascend': Reader(
+        _recording, _each('', 'ascend_pytorch_profiler_0.db', RECORDED / 'msprof'), ('simpar/traces/databases.py',)
+    ),
     'database of Nsight': Reader(_recording, _nsight, ('simpar/traces/databases.py',)),
     'flight recorder': Reader(_recording, _flights, ('simpar/traces/flight.py',)),
-    'recorded job': Reader(_job, _jobs, ('simpar/recording/job.py',)),
-    'Chakra': Reader(_chakra, _chakras, ('simpar/chakra.py',)),
-    'journal of a sweep': Reader(_journal, _journals, ('simpar/sweep/journal.py',)),
+    'recorded job': Reader(lambda folder: read_job(*folder.iterdir()), _jobs, ('simpar/recording/job.py',)),
+    'Chakra': Reader(read_chakra, _chakras, ('simpar/chakra.py',)),
+    'journal of a sweep': Reader(_journal, _each('', 'kept.rows'), ('simpar/sweep/journal.py',)),
     'journal of a bench': Reader(_bench, _benches, ('executor/bench/ranks.py',)),
     'checkpoint': Reader(_checkpoint, _checkpoints, ('executor/checkpoint.py',)),
-    'images': Reader(_images, _digits, ('executor/data.py',)),
-    'own step': Reader(_own_step, _own_steps, TREES),
-    'anchor': Reader(_anchor, _anchors, TREES),
-    'measured steps': Reader(_steps, _measured, ('simpar/validate/rows.py',)),
+    'images': Reader(lambda folder: identity(str(folder)), _digits, ('executor/data.py',)),
+    'own step': Reader(lambda folder: read_own_step(folder / 'o.yaml'), _texts('o.yaml', 'step: 300 ms\n'), TREES),
+    'anchor': Reader(
+        lambda folder: document.build(document.read(folder / 'o.yaml'), AnchorFile), _texts('o.yaml', *ANCHORS), TREES
+    ),
+    'measured steps': Reader(lambda folder: measured(read_rows(folder)), _measured, ('simpar/validate/rows.py',)),
 }

@@ -1,6 +1,6 @@
-"""Trainings in plain torch, in turns on two ranks, timed and recorded: DDP, FSDP2, and tensor parallelism by hand.
+"""Trainings in plain torch, in turns, timed and recorded: alone, by DDP, FSDP2, and tensor parallelism by hand.
 
-python tests/recorded_pairs.py FOLDER '[["ddp", {"layers": 2, ...}, true], ...]' ROUNDS RECORDED
+python tests/recorded_pairs.py FOLDER RANKS '[["ddp", {"layers": 2, ...}, true], ...]' ROUNDS RECORDED
 writes FOLDER/N/rankR.json, a recording of each training where that is true and of each rank, and FOLDER/steps.json with
 rank 0's seconds by round.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from recorded_training import VOCABULARY, Gpt, record
+from recorded_training import VOCABULARY, Gpt, record, stepper
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
@@ -121,41 +121,27 @@ def in_parts(model, hidden):
 def wrapped(kind, hidden, layers, sequence):
     """The model as its script would have it."""
     model = Gpt(hidden, layers, sequence)
-    if kind == 'ddp':
-        return nn.parallel.DistributedDataParallel(model)
-    if kind == 'tensor':
-        return in_parts(model, hidden)
-    for block in model.blocks:
-        fully_shard(block)
-    return fully_shard(model)
+    if kind == 'fsdp2':
+        for block in model.blocks:
+            fully_shard(block)
+    of = {'plain': nn.Identity(), 'ddp': nn.parallel.DistributedDataParallel, 'fsdp2': fully_shard}
+    return in_parts(model, hidden) if kind == 'tensor' else of[kind](model)
 
 
-def stepper(kind, hidden, layers, sequence, batch):
-    """A step of training on random tokens; ``batch``, samples of a rank."""
-    model = wrapped(kind, hidden, layers, sequence)
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
-
-    def step():
-        tokens = torch.randint(0, VOCABULARY, (batch, sequence))
-        logits, targets = model(tokens).view(batch * sequence, -1), tokens.view(-1)
-        loss = Loss.apply(logits, targets) if kind == 'tensor' else functional.cross_entropy(logits, targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    return step
-
-
-def main(rank, folder, trainings, rounds, recorded):
+def main(rank, folder, ranks, trainings, rounds, recorded):
     """One rank: each training in turn, for some rounds; then a recording of each."""
     torch.set_num_threads(1)
     os.environ |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': os.environ.get('MASTER_PORT', '29533')}
     if hasattr(os, 'sched_setaffinity'):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    dist.init_process_group('gloo', rank=rank, world_size=2)
+    dist.init_process_group('gloo', rank=rank, world_size=ranks)
     torch.manual_seed(0)
-    steps = [stepper(kind, **shape) for kind, shape, _ in trainings]
+    steps = []
+    for kind, shape, _ in trainings:
+        batch, sequence = shape.pop('batch'), shape['sequence']
+        loss_of = Loss.apply if kind == 'tensor' else functional.cross_entropy
+        steps.append(stepper(wrapped(kind, **shape), batch, sequence, loss_of, fused=True))
     seconds = [[] for _ in steps]
     # DDP makes its buckets in the first step, and FSDP2 its groups.
     for step in steps * 2:
@@ -184,5 +170,5 @@ def main(rank, folder, trainings, rounds, recorded):
 if __name__ == '__main__':
     where = Path(sys.argv[1])
     where.mkdir(parents=True, exist_ok=True)
-    words = (json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
-    torch.multiprocessing.spawn(main, (where, *words), 2)
+    ranks, rounds, recorded = (int(sys.argv[at]) for at in (2, 4, 5))
+    torch.multiprocessing.spawn(main, (where, ranks, json.loads(sys.argv[3]), rounds, recorded), ranks)

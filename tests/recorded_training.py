@@ -1,15 +1,4 @@
-"""A training that simpar did not write: a small GPT in plain torch with DDP, timed, and recorded by torch.profiler.
-
-python tests/recorded_training.py FOLDER RANKS HIDDEN LAYERS SEQUENCE BATCH
-writes FOLDER/rankN.json of every rank, and FOLDER/steps.json with rank 0's seconds of 20 steps without the profiler.
-"""
-
-import json
-import os
-import statistics
-import sys
-import time
-from pathlib import Path
+"""A model and its training that simpar did not write, in plain torch: a small GPT, recorded by torch.profiler."""
 
 import torch
 from torch import nn
@@ -58,13 +47,13 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
-def stepper(model, batch, sequence):
-    """A step of training on random tokens."""
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+def stepper(model, batch, sequence, loss_of=functional.cross_entropy, fused=False):
+    """A step of training on random tokens; ``batch``, samples of a rank."""
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=fused)
 
     def step():
         tokens = torch.randint(0, VOCABULARY, (batch, sequence))
-        loss = functional.cross_entropy(model(tokens).view(-1, VOCABULARY), tokens.view(-1))
+        loss = loss_of(model(tokens).view(batch * sequence, -1), tokens.view(-1))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -83,33 +72,3 @@ def record(path, step, steps=3):
         for _ in range(steps + 1):
             step()
             profiler.step()
-
-
-def main(rank, folder, ranks, hidden, layers, sequence, batch):
-    """One rank: time steps, then record some."""
-    torch.set_num_threads(1)
-    os.environ |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': os.environ.get('MASTER_PORT', '29531')}
-    if hasattr(os, 'sched_setaffinity'):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    torch.distributed.init_process_group('gloo', rank=rank, world_size=ranks)
-    torch.manual_seed(0)
-    model = Gpt(hidden, layers, sequence)
-    step = stepper(nn.parallel.DistributedDataParallel(model) if ranks > 1 else model, batch, sequence)
-    seconds = []
-    for _ in range(24):
-        began = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - began)
-    record(folder / f'rank{rank}.json', step, 5)
-    if rank == 0:
-        told = {'median': statistics.median(seconds[4:]), 'steps': seconds[4:]}
-        (folder / 'steps.json').write_text(json.dumps(told), encoding='utf-8')
-    torch.distributed.destroy_process_group()
-
-
-if __name__ == '__main__':
-    where = Path(sys.argv[1])
-    where.mkdir(parents=True, exist_ok=True)
-    numbers = [int(word) for word in sys.argv[2:]]
-    torch.multiprocessing.spawn(main, (where, *numbers), numbers[0])

@@ -159,6 +159,12 @@ def split(sites, mask):
     return [mask[begin:end] for begin, end in zip(sites.first[:-1], sites.first[1:], strict=True)]
 
 
+def slower(times, sites, mask, strength):
+    """Spans of all ranks take longer."""
+    for of_rank, mine in zip(times, split(sites, mask), strict=True):
+        of_rank[:, mine] *= 1 + strength
+
+
 def _by_rank(machine, sites, mask):
     return zip(machine.alpha, machine.transfer, split(sites, mask), strict=True)
 
@@ -169,13 +175,16 @@ def _slow_kind(machine, sites, rng, strength, of, rank=None):
     seconds = np.concatenate([one[0] for one in machine.compute])
     names = np.array([of(op) for op in ops])[sites.op]
     weight = {name: seconds[on & (names == name)].sum() / seconds[on].sum() for name in {*names[on].tolist()}}
-    chosen = str(
-        rng.choice(sorted(name for name, share in weight.items() if share >= min(LEAST_SHARE, max(weight.values()))))
-    )
+    chosen = _large(rng, weight)
     mask = on & (names == chosen)
-    for times, mine in zip(machine.compute, split(sites, mask), strict=True):
-        times[:, mine] *= 1 + strength
+    slower(machine.compute, sites, mask, strength)
     return Truth('compute', chosen if rank is None else f'{chosen} on rank {rank}', mask)
+
+
+def _large(rng, weight):
+    """One of those that are at least a tenth of all."""
+    least = min(LEAST_SHARE, max(weight.values()))
+    return str(rng.choice(sorted(name for name, share in weight.items() if share >= least)))
 
 
 def _communicating(machine, sites, rng, of):
@@ -186,15 +195,12 @@ def _communicating(machine, sites, rng, of):
     names = np.array([name.replace('recv', 'send') for name in names])[sites.op]
     seconds = np.concatenate([(a + t)[0] for a, t in zip(machine.alpha, machine.transfer, strict=True)])
     weight = {name: seconds[names == name].sum() / seconds.sum() for name in {*names.tolist()} - {''}}
-    chosen = str(
-        rng.choice(sorted(name for name, share in weight.items() if share >= min(LEAST_SHARE, max(weight.values()))))
-    )
+    chosen = _large(rng, weight)
     return chosen, names == chosen
 
 
 def _transfer(machine, sites, mask, strength, what):
-    for times, mine in zip(machine.transfer, split(sites, mask), strict=True):
-        times[:, mine] *= 1 + strength
+    slower(machine.transfer, sites, mask, strength)
     return Truth('communication', what, mask)
 
 

@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from simpar import Transformer, Workload, cluster, load_profile, price
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
+from simpar.lower import lower
+from simpar.predict import followed
 from simpar.program import Csr, Program
 from simpar.trace import RankTimes, Trace
 
@@ -126,3 +129,19 @@ def measured(machine, original):
         representatives=machine.run(),
         representative_of_rank=np.arange(original.world, dtype=np.int32),
     )
+
+
+class Setup:
+    """A schedule of a transformer on H100 and what it takes there, on which something is made slow.
+
+    Links are slow, so that communication is a third to a half of what computing is, and sabotage of it can be felt.
+    """
+
+    def __init__(self, world, plan, layers=4, batch=32):
+        model = Transformer(layers=layers, hidden=2048, heads=16, vocab=8192, sequence=1024)
+        hardware = cluster(load_profile('h100-sxm-8'), devices=world, links={'nvlink': 0.15})
+        self.world, self.plan = world, plan
+        self.program = lower(Workload(model=model, batch=batch), plan, world)
+        self.costs = price(self.program, hardware)
+        self.predicted = followed(self.program, self.costs, 3)
+        self.step = self.predicted.step

@@ -18,32 +18,23 @@ RUNS = 3
 
 def slow_rank(bench, sites, rng, strength, step):
     rank = rng.randrange(sites.program.world)
-    mask = sites.computes & (sites.rank == rank)
-    return changed(bench, sites, mask, factor=1 + strength), Truth('compute', f'rank {rank}', mask)
+    return _computing(bench, sites, sites.rank == rank, strength, f'rank {rank}')
 
 
 def slow_op_kind(bench, sites, rng, strength, step):
-    mask = _phase(sites, rng.choice('FIW'))
-    return changed(bench, sites, mask, factor=1 + strength), Truth('compute', 'one phase', mask)
+    return _computing(bench, sites, _phase(sites, rng.choice('FIW')), strength, 'one phase')
 
 
 def slow_op_kind_on_rank(bench, sites, rng, strength, step):
     rank = rng.randrange(sites.program.world)
     mask = _phase(sites, rng.choice('FIW')) & (sites.rank == rank)
-    return changed(bench, sites, mask, factor=1 + strength), Truth('compute', f'one phase on rank {rank}', mask)
+    return _computing(bench, sites, mask, strength, f'one phase on rank {rank}')
 
 
 def longer_messages(bench, sites, rng, strength, step):
     """Of one partition: every message is longer."""
-    ops = bench.program.op_classes
-    partition = rng.choice(sorted({op.partition for op in ops} - {''}))
-    ops = tuple(
-        replace(op, bytes=op.bytes * (1 + strength) // 64 * 64) if op.partition == partition else op for op in ops
-    )
-    mask = np.array([op.partition == partition for op in ops])[sites.op]
-    return replace(bench, program=bench.program.replace(op_classes=ops)), Truth(
-        'communication', f'messages of {partition}', mask
-    )
+    partition = rng.choice(sorted({op.partition for op in bench.program.op_classes} - {''}))
+    return _longer(bench, sites, lambda op: op.partition == partition, strength, partition)
 
 
 def slow_link(bench, sites, rng, strength, step):
@@ -52,15 +43,7 @@ def slow_link(bench, sites, rng, strength, step):
     # A message between two is slower if this rank sends it, a collective if it takes part.
     mask = _sent(sites, rank)
     made, touched = apart(bench, sites, mask & (sites.rank == rank))
-    communication = dict(made.costs.communication)
-    for index in touched.tolist():
-        communication[index] = tuple(
-            replace(one, links=tuple((link, share / (1 + strength)) for link, share in one.links))
-            for one in communication[index]
-        )
-    return replace(made, costs=replace(made.costs, communication=communication)), Truth(
-        'communication', f'link of rank {rank}', mask
-    )
+    return _narrower(made, touched.tolist(), strength), Truth('communication', f'link of rank {rank}', mask)
 
 
 def lost_overlap(bench, sites, rng, strength, step):
@@ -98,16 +81,15 @@ def slow_op(bench, sites, rng, strength, step):
     seconds = np.bincount(sites.op, bench.costs.compute[sites.op], len(bench.program.op_classes))
     chosen = rng.choice(np.argsort(seconds)[-3:].tolist())
     mask = sites.op == chosen
-    return changed(bench, sites, mask, factor=1 + strength), Truth(
-        'compute', bench.program.op_classes[chosen].name, mask
-    )
+    truth = Truth('compute', bench.program.op_classes[chosen].name, mask)
+    return changed(bench, sites, mask, factor=1 + strength), truth
 
 
 def slow_layer(bench, sites, rng, strength, step):
     """All that one layer computes; a mask that holds what is named, and nothing else."""
     layers = np.array([op.name.partition('.')[0] for op in bench.program.op_classes])[sites.op]
-    mask = sites.computes & (layers == rng.choice(sorted({*layers[sites.computes].tolist()} - {'loss', 'relu0'})))
-    return changed(bench, sites, mask, factor=1 + strength), Truth('compute', 'one layer', mask, within=True)
+    layer = rng.choice(sorted({*layers[sites.computes].tolist()} - {'loss', 'relu0'}))
+    return _computing(bench, sites, layers == layer, strength, 'one layer', within=True)
 
 
 def longer_op(bench, sites, rng, strength, step):
@@ -116,23 +98,13 @@ def longer_op(bench, sites, rng, strength, step):
     chosen = rng.choice([op.name for op in ops if op.kind == 'collective'] or [ops[-1].name])
     if not any(op.kind == 'collective' for op in ops):
         return longer_messages(bench, sites, rng, strength, step)
-    made = tuple(replace(op, bytes=op.bytes * (1 + strength) // 64 * 64) if op.name == chosen else op for op in ops)
-    mask = np.array([op.name == chosen for op in ops])[sites.op]
-    truth = Truth('communication', f'messages of {chosen}', mask)
-    return replace(bench, program=bench.program.replace(op_classes=made)), truth
+    return _longer(bench, sites, lambda op: op.name == chosen, strength, chosen)
 
 
 def slow_network(bench, sites, rng, strength, step):
     """All links at a lower rate."""
-    communication = {
-        index: tuple(
-            replace(one, links=tuple((link, share / (1 + strength)) for link, share in one.links)) for one in entries
-        )
-        for index, entries in bench.costs.communication.items()
-    }
-    return replace(bench, costs=replace(bench.costs, communication=communication)), Truth(
-        'communication', 'all links', ~sites.computes
-    )
+    narrow = _narrower(bench, bench.costs.communication, strength)
+    return narrow, Truth('communication', 'all links', ~sites.computes)
 
 
 def late_hosts(bench, sites, rng, strength, step):
@@ -145,6 +117,31 @@ def late_hosts(bench, sites, rng, strength, step):
 
 KINDS = [slow_rank, slow_op_kind, slow_op_kind_on_rank, longer_messages, slow_link, lost_overlap, lost_overlap_on_rank,
          late_host, slow_compute_beside, slow_op, slow_layer, longer_op, slow_network, late_hosts]  # fmt: skip
+
+
+def _computing(bench, sites, mask, strength, what, **more):
+    """Of some sites those that compute take longer."""
+    mask = mask & sites.computes
+    return changed(bench, sites, mask, factor=1 + strength), Truth('compute', what, mask, **more)
+
+
+def _longer(bench, sites, of, strength, what):
+    """Messages of some ops are longer."""
+    ops = bench.program.op_classes
+    made = tuple(replace(op, bytes=op.bytes * (1 + strength) // 64 * 64) if of(op) else op for op in ops)
+    truth = Truth('communication', f'messages of {what}', np.array([*map(of, ops)])[sites.op])
+    return replace(bench, program=bench.program.replace(op_classes=made)), truth
+
+
+def _narrower(bench, classes, strength):
+    """Messages of some op classes take less of their links."""
+    communication = dict(bench.costs.communication)
+    for index in classes:
+        communication[index] = tuple(
+            replace(one, links=tuple((link, share / (1 + strength)) for link, share in one.links))
+            for one in communication[index]
+        )
+    return replace(bench, costs=replace(bench.costs, communication=communication))
 
 
 def _sent(sites, rank):
