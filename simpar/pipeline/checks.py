@@ -12,7 +12,7 @@ from typing import Final
 
 from simpar.errors import Problem, ScheduleError, refuse
 from simpar.files import read_regular, write_atomically
-from simpar.pipeline.messages import Message, Result, gives, message, needs, sends
+from simpar.pipeline.messages import Result, gives, message, needs, sends, walked
 from simpar.pipeline.order import COMMUNICATION, SHARDING, Action, Kind, Order, Row, draw, parse_action
 
 # Checks: whether a schedule does all that a step needs, once, in an order that ends; and how much it keeps alive.
@@ -25,44 +25,37 @@ def stuck(order: Order) -> dict[int, tuple[int, tuple[Result, ...]]]:
     here ends on every machine that does more at once. Without sends and receives, results reach all ranks at once.
     An empty tuple of results: the rank waits at a send or a receive for the other side.
     """
-    position, ready = [0] * order.ranks, list(range(order.ranks))
-    # Without messages all ranks look into one set: a result is everywhere as soon as it exists.
-    shared: set[Result] = set()
-    known = [set() if order.communicates else shared for _ in order.actions]
-    waiting: defaultdict[Result, list[int]] = defaultdict(list)
-    posted: dict[tuple[Message, bool], int] = {}
+    places = [[(rank, at) for at in range(len(row))] for rank, row in enumerate(order.actions)]
+    sides = {(message(order.actions[rank][at]), order.actions[rank][at].kind[0]): (rank, at)
+             for row in places if order.communicates for rank, at in row}  # fmt: skip
+    # Without messages a result is everywhere as soon as it exists.
+    homes = [rank if order.communicates else 0 for rank in range(order.ranks)]
 
-    def lacks(rank: int) -> tuple[Result, ...]:
-        found = needs(order.actions[rank][position[rank]], order)
-        return tuple(need for need in found if need not in known[rank])
+    def wants(place: _Place) -> Iterator[object]:
+        rank, at = place
+        action = order.actions[rank][at]
+        yield from ((homes[rank], need) for need in needs(action, order))
+        if (sent := message(action)) is not None:
+            receives = action.kind[0] == 'R'
+            # Where the other side never comes, this is a place that no rank has.
+            other, before = sides.get((sent, 'S' if receives else 'R'), (order.ranks, 1))
+            yield from [(other, before - 1)] * bool(before)
+            yield from [(other, sent)] * receives
 
-    while ready:
-        rank = ready.pop()
-        row = order.actions[rank]
-        while position[rank] < len(row):
-            action, lacking = row[position[rank]], lacks(rank)
-            if lacking:
-                # One lack is enough to wait for; the others are looked at when it is there.
-                waiting[lacking[0]].append(rank)
-                break
-            sent = message(action)
-            if sent is not None:
-                # The rank stops here either way: where both sides meet, both come back as ready.
-                sending = action.kind.startswith('SEND')
-                other = posted.pop((sent, not sending), None)
-                if other is None:
-                    posted[sent, sending] = rank
-                    break
-                known[other if sending else rank].add(sent)
-                position[rank] += 1
-                position[other] += 1
-                ready += [rank, other]
-                break
-            for result in gives(action):
-                known[rank].add(result)
-                ready += waiting.pop(result, [])
-            position[rank] += 1
-    return {rank: (at, lacks(rank)) for rank, at in enumerate(position) if at < len(order.actions[rank])}
+    def makes(place: _Place) -> Iterator[object]:
+        rank, at = place
+        action = order.actions[rank][at]
+        sent = message(action) if action.kind[0] == 'R' else None
+        yield from ((homes[rank], result) for result in (*gives(action), *([sent] if sent else ())))
+        yield place
+
+    _, position, made = walked(places, wants, makes)
+    lacks = {rank: needs(row[at], order) for rank, (at, row) in enumerate(zip(position, order.actions, strict=True))
+             if at < len(row)}  # fmt: skip
+    return {
+        rank: (position[rank], tuple(need for need in found if (homes[rank], need) not in made))
+        for rank, found in lacks.items()
+    }
 
 
 MOST_FAULTS: Final = 100

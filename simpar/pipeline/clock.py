@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import inf
 from typing import Any, Final, NamedTuple, TypeVar
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import Problem, ScheduleError
-from simpar.pipeline.messages import Result, gives, needs
+from simpar.pipeline.messages import Result, gives, needs, walked
 from simpar.pipeline.order import COMPUTE, Action, Kind, Order
 
 Work = tuple[tuple[Kind, int], ...]
@@ -76,7 +76,10 @@ class Recurrence:
             [task(action, rank) for action in row if action.sub_actions or action.kind in COMPUTE]
             for rank, row in enumerate(order.actions)
         ]
-        return Recurrence(order.ranks, order.stages, tuple(works), tuple(_in_turn(rows)))
+        done, *_ = walked(rows, lambda one: [need for need, _ in one.needs], lambda one: one.gives)
+        if len(done) < sum(map(len, rows)):
+            raise ScheduleError(Problem('pipeline order', 'cannot be carried out: ranks wait for each other'))
+        return Recurrence(order.ranks, order.stages, tuple(works), tuple(done))
 
     def lasts(self, F: Sequence[Seconds], I: Sequence[Seconds], W: Sequence[Seconds]) -> list[Seconds]:
         """How long each of ``works`` takes.
@@ -88,31 +91,6 @@ class Recurrence:
         full = [i + w for i, w in zip(I, W, strict=True)]  # type: ignore[operator]
         by_kind = {'F': F, 'I': I, 'W': W, 'B': full}
         return [sum(by_kind[kind][stage] for kind, stage in work) for work in self.works]
-
-
-def _in_turn(rows: Sequence[Sequence[Task]]) -> Iterator[Task]:
-    """Each rank goes on until it lacks a result, then whoever gave one last: so few results are under way at once."""
-    position = [0] * len(rows)
-    known: set[int] = set()
-    waiting: defaultdict[int, list[int]] = defaultdict(list)
-    ready = list(range(len(rows)))
-    while ready:
-        rank = ready.pop()
-        while position[rank] < len(rows[rank]):
-            task = rows[rank][position[rank]]
-            lacks = [result for result, _ in task.needs if result not in known]
-            if lacks:
-                # Ranks wait for one result at a time and look again when it is there: each need is looked at a few
-                # times only.
-                waiting[lacks[0]].append(rank)
-                break
-            yield task
-            position[rank] += 1
-            known.update(task.gives)
-            for result in task.gives:
-                ready += waiting.pop(result, ())
-    if any(at < len(row) for at, row in zip(position, rows, strict=True)):
-        raise ScheduleError(Problem('pipeline order', 'cannot be carried out: ranks wait for each other'))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,10 @@
 """Messages: what an action needs and gives; sends and receives written into an order, early, late or in exchanges."""
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,39 @@ def sides_of(result: Result, order: Order) -> tuple[Action, Action] | None:
     return Action(stage, 'SEND_B', micro_batch), Action(stage - 1, 'RECV_B', micro_batch)
 
 
+Item = TypeVar('Item')
+
+
+def walked(
+    rows: Sequence[Sequence[Item]],
+    wants: Callable[[Item], Iterable[object]],
+    makes: Callable[[Item], Iterable[object]],
+) -> tuple[list[Item], list[int], set[object]]:
+    """Items of ranks, each behind those that make what it wants; how far each rank comes; and all that was made.
+
+    Each rank goes on until it lacks something, then whoever made something last: so little is under way at once.
+    """
+    done: list[Item] = []
+    position, ready = [0] * len(rows), list(range(len(rows)))
+    made: set[object] = set()
+    waiting: defaultdict[object, list[int]] = defaultdict(list)
+    while ready:
+        rank = ready.pop()
+        while position[rank] < len(rows[rank]):
+            item = rows[rank][position[rank]]
+            lacks = [one for one in wants(item) if one not in made]
+            if lacks:
+                # One is enough to wait for: the others are looked at when it is there, so each a few times only.
+                waiting[lacks[0]].append(rank)
+                break
+            done.append(item)
+            position[rank] += 1
+            for one in makes(item):
+                made.add(one)
+                ready += waiting.pop(one, ())
+    return done, position, made
+
+
 class _Late:
     """Carries an order out, sends blocking, and writes each receive just before the first use of what it receives.
 
@@ -104,9 +137,7 @@ class _Late:
             moved = [self._step(rank) for rank in self._going()]
             if not any(moved):
                 self._receive_before(self._sender_in_ring())
-        return Order(
-            tuple(map(tuple, self._rows)), self._order.placement, self._order.micro_batches, self._order.sequence_chunks
-        )
+        return replace(self._order, actions=tuple(map(tuple, self._rows)))
 
     def _going(self) -> list[int]:
         return [rank for rank in range(self._order.ranks) if self._left[rank] or self._pending[rank]]
@@ -208,7 +239,7 @@ def _early(order: Order) -> Order:
             raise ScheduleError(Problem('pipeline order', 'cannot be carried out: ranks wait for each other'))
         if ended:
             going = [rank for rank in going if position[rank] < len(order.actions[rank])]
-    return Order(tuple(map(tuple, rows)), order.placement, order.micro_batches, order.sequence_chunks)
+    return replace(order, actions=tuple(map(tuple, rows)))
 
 
 def _do(order: Order, action: Action, rank: int, rows: list[list[Action]], known: list[set[Result]]) -> None:
@@ -265,10 +296,10 @@ def in_exchanges(order: Order) -> Order | None:
 
 def _exchanged(turns: Sequence[list[_Turn]], order: Order) -> Order | None:
     exchanges = [_exchanges(own, order) for own in turns]
-    if not _ends(exchanges, order):
+    if not _ends(exchanges):
         return None
     rows = tuple(_row(own, between, order) for own, between in zip(turns, exchanges, strict=True))
-    found = Order(rows, order.placement, order.micro_batches, order.sequence_chunks)
+    found = replace(order, actions=rows)
     return found if _alike(found) else None
 
 
@@ -296,29 +327,23 @@ def _exchanges(turns: Sequence[_Turn], order: Order) -> list[_Exchange]:
     return [_Exchange(sent, received) for sent, received in zip([(), *given], [*wanted, ()], strict=True)]
 
 
-def _ends(exchanges: Sequence[Sequence[_Exchange]], order: Order) -> bool:
+def _ends(exchanges: Sequence[Sequence[_Exchange]]) -> bool:
     """Whether every exchange ends; ranks reach one when the one before has ended."""
-    sender = {
-        one: (rank, at) for rank, own in enumerate(exchanges) for at, found in enumerate(own) for one in found.sent
-    }
-    taker = {
-        one: (rank, at) for rank, own in enumerate(exchanges) for at, found in enumerate(own) for one in found.received
-    }
+    places = [[(rank, at) for at in range(len(own))] for rank, own in enumerate(exchanges)]
+    sender, taker = (
+        {one: (rank, at) for own in places for rank, at in own for one in exchanges[rank][at][side]} for side in (0, 1)
+    )
     if sender.keys() != taker.keys():
         return False
-    reached = [0] * order.ranks
-    moved = True
-    while moved:
-        moved = False
-        for rank, own in enumerate(exchanges):
-            while reached[rank] < len(own):
-                sent, received = own[reached[rank]]
-                peers = [*(taker[one] for one in sent), *(sender[one] for one in received)]
-                if any(reached[peer] < at for peer, at in peers):
-                    break
-                reached[rank] += 1
-                moved = True
-    return all(at == len(own) for at, own in zip(reached, exchanges, strict=True))
+
+    def wants(place: tuple[int, int]) -> list[tuple[int, int]]:
+        """What stands before the same exchange on other ranks."""
+        sent, received = exchanges[place[0]][place[1]]
+        peers = [*(taker[one] for one in sent), *(sender[one] for one in received)]
+        return [(peer, at - 1) for peer, at in peers if at]
+
+    done, *_ = walked(places, wants, lambda place: (place,))
+    return len(done) == sum(map(len, places))
 
 
 def _row(turns: Sequence[_Turn], exchanges: Sequence[_Exchange], order: Order) -> Row:

@@ -8,19 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simpar.pipeline.checks import stuck
-from simpar.pipeline.order import (
-    Action,
-    Order,
-    RowCounter,
-    alternate,
-    in_rounds,
-    loop,
-    make_order,
-    refuse,
-    require,
-    v_shape,
-)
-from simpar.pipeline.zero_bubble import warm_up
+from simpar.pipeline.order import Action, Order, RowCounter, in_turns, make_order, refuse, require, v_shape
+from simpar.pipeline.zero_bubble import cool_down, warm_up
 
 VERSION = 'mindspore-2.10'
 
@@ -37,7 +26,7 @@ def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) ->
     # one.
     rest, hop = micro_batches % ranks, 1 if chunks == 1 else 2
     rounds = [ranks + rest, *[ranks] * (micro_batches // ranks - 1)]
-    return _in_rounds(ranks, chunks, rounds, (ranks + rest) * (chunks - 1), hop)
+    return in_turns(ranks, chunks, rounds, (ranks + rest) * (chunks - 1), hop)
 
 
 def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
@@ -111,7 +100,7 @@ def _even_rounds(micro_batches: int, size: int) -> list[int]:
 def _over_sequence_chunks(ranks: int, chunks: int, rounds: Sequence[int], hop: int, sequence_chunks: int) -> Order:
     """In rounds over micro-batches × sequence chunks; a chunk's backward stands where its mirror image's would."""
     ahead = (chunks - 1) * rounds[0] * sequence_chunks + sequence_chunks - 1
-    order = _in_rounds(ranks, chunks, [size * sequence_chunks for size in rounds], ahead, hop)
+    order = in_turns(ranks, chunks, [size * sequence_chunks for size in rounds], ahead, hop)
     if sequence_chunks == 1:
         return order
     rows = tuple(tuple(_mirrored(action, sequence_chunks) for action in row) for row in order.actions)
@@ -126,39 +115,18 @@ def _mirrored(action: Action, sequence_chunks: int) -> Action:
     return replace(action, micro_batch=micro_batch * sequence_chunks + sequence_chunks - 1 - chunk)
 
 
-def _in_rounds(ranks: int, chunks: int, rounds: Sequence[int], ahead: int, hop: int) -> Order:
-    rows = (
-        alternate(
-            in_rounds(rank, ranks, chunks, rounds, 'F'),
-            in_rounds(rank, ranks, chunks, rounds, 'B'),
-            ahead + hop * (ranks - 1 - rank),
-        )
-        for rank in range(ranks)
-    )
-    return make_order(rows, loop(ranks, chunks), sum(rounds))
-
-
 def _zero_bubble_row(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     down, up = rank, 2 * ranks - 1 - rank
     row = RowCounter()
     warm_up(row, rank, ranks)
-    for _ in range(micro_batches - 2 * ranks + rank + 1):
-        row.do(up, 'B')
-        row.do(down, 'F')
-        row.do(down, 'B')
-        row.do(up, 'F')
-    for _ in range(ranks - rank - 1):
-        row.do(up, 'B')
-        row.do(down, 'B')
-        row.do(up, 'F')
-    for number in range(2 * (rank + 1)):
-        row.do(down if number % 2 else up, 'I' if number >= rank + 1 else 'B')
-    for _ in range(ranks - rank - 1):
+    row.do(micro_batches - 2 * ranks + rank + 1, (up, 'B'), (down, 'F'), (down, 'B'), (up, 'F'))
+    row.do(ranks - rank - 1, (up, 'B'), (down, 'B'), (up, 'F'))
+    cool_down(row, rank, ranks)
+    if rank:
+        row.do(ranks - rank - 1, (down, 'W'), (down, 'I'))
+    else:
         # On rank 0 no earlier rank waits for the gradient, and the records have its W at the end.
-        if rank:
-            row.weight(down)
-        row.do(down, 'I')
-    for stage in (down, up):
-        while row.weight(stage):
-            pass
+        row.do(ranks - 1, (down, 'I'))
+    row.do(micro_batches, (down, 'W'))
+    row.do(micro_batches, (up, 'W'))
     return row.row

@@ -272,7 +272,8 @@ def with_weights(row: Sequence[Action], lag: int) -> list[Action]:
 class RowCounter:
     """Writes a row by stage and kind alone: the micro-batch is the next of its stage and kind.
 
-    B and I of a stage count together; the W of an I waits until it is asked for, oldest first.
+    B and I of a stage count together; the W of an I waits until it is asked for, oldest first, of a stage or of any
+    (``NO_STAGE``). Where none waits, none is written.
     """
 
     def __init__(self) -> None:
@@ -290,21 +291,21 @@ class RowCounter:
             self._weights.append(Action(stage, 'W', action.micro_batch))
         return action
 
-    def do(self, stage: int, kind: Kind) -> None:
-        """Write the next action of this stage and kind."""
-        self.row.append(self.take(stage, kind))
+    def do(self, times: int, *each: tuple[int, Kind]) -> None:
+        """Write the next action of each stage and kind in turn, so many times."""
+        for stage, kind in each * times:
+            found = self._weight(stage) if kind == 'W' else self.take(stage, kind)
+            self.row += [found] if found else []
 
     def overlap(self, forward: int, backward: int) -> None:
         """Write the next F of one stage and the next B of another, interleaved."""
         self.row.append(overlap(self.take(forward, 'F'), self.take(backward, 'B')))
 
-    def weight(self, stage: int | None = None) -> bool:
-        """Write the oldest waiting W, or the oldest of a stage; False where none waits."""
-        found = next((action for action in self._weights if stage in (None, action.stage)), None)
+    def _weight(self, stage: int) -> Action | None:
+        found = next((action for action in self._weights if stage in (NO_STAGE, action.stage)), None)
         if found is not None:
             self._weights.remove(found)
-            self.row.append(found)
-        return found is not None
+        return found
 
 
 def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
@@ -313,8 +314,7 @@ def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
     Bubble (ranks − 1)(T_F + T_B); every rank keeps the activations of all micro-batches.
     Arguments: pipeline ranks, micro-batches, ``chunks`` 1. Equals torch's ScheduleGPipe.
     """
-    rows = ([*forwards(stage, micro_batches), *backwards(stage, micro_batches)] for stage in range(ranks * chunks))
-    return make_order(rows, loop(ranks), micro_batches)
+    return in_turns(ranks, chunks, [micro_batches], micro_batches, 0)
 
 
 def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1, *, pairs: bool = False) -> Order:
@@ -326,12 +326,7 @@ def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1, *,
     ranks; here they make an order like any other.
     """
     # A pair waits for the pair of the rank behind: with 1F1B's own warm-up neighbours would work in turns.
-
-    def row(stage: int) -> list[Action]:
-        ahead, back = forwards(stage, micro_batches), backwards(stage, micro_batches)
-        return alternate(ahead, back, (1 + pairs) * (ranks - 1 - stage), pairs=pairs)
-
-    return make_order(map(row, range(ranks * chunks)), loop(ranks), micro_batches)
+    return in_turns(ranks, chunks, [micro_batches], 0, 1 + pairs, pairs=pairs)
 
 
 def looped_bfs(ranks: int, micro_batches: int, chunks: int) -> Order:
@@ -340,14 +335,9 @@ def looped_bfs(ranks: int, micro_batches: int, chunks: int) -> Order:
     Bubble (ranks − 1)(T_F + T_B) / chunks of the work of a rank's stages; every activation is kept.
     Arguments: pipeline ranks, micro-batches, chunks on each rank. Equals torch's ScheduleLoopedBFS.
     """
-
-    def row(rank: int) -> list[Action]:
-        stages = range(rank, ranks * chunks, ranks)
-        ahead = [action for stage in stages for action in forwards(stage, micro_batches)]
-        back = [action for stage in stages for action in backwards(stage, micro_batches)]
-        return [*ahead, *reversed(back)]
-
-    return make_order(map(row, range(ranks)), loop(ranks, chunks), micro_batches)
+    every = [in_rounds(rank, ranks, chunks, [micro_batches], 'F') for rank in range(ranks)]
+    rows = ([*ahead, *(replace(action, kind='B') for action in reversed(ahead))] for ahead in every)
+    return make_order(rows, loop(ranks, chunks), micro_batches)
 
 
 def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int, *, pairs: bool = False) -> Order:
@@ -361,13 +351,8 @@ def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int, *, pairs: bool
     ScheduleInterleaved1F1B.
     """
     size = round_size('interleaved-1f1b', ranks, micro_batches)
-
-    def row(rank: int) -> list[Action]:
-        ahead, back = _directions(rank, ranks, chunks, [size] * (micro_batches // size))
-        # Megatron's warm-up: all chunks but the last for a round, and there and back again to the last rank.
-        return alternate(ahead, back, (chunks - 1) * size + 2 * (ranks - 1 - rank), pairs=pairs)
-
-    return make_order(map(row, range(ranks)), loop(ranks, chunks), micro_batches)
+    # Megatron's warm-up: all chunks but the last for a round, and there and back again to the last rank.
+    return in_turns(ranks, chunks, [size] * (micro_batches // size), (chunks - 1) * size, 2, pairs=pairs)
 
 
 def interleaved_zero_bubble(ranks: int, micro_batches: int, chunks: int) -> Order:
@@ -377,12 +362,9 @@ def interleaved_zero_bubble(ranks: int, micro_batches: int, chunks: int) -> Orde
     Arguments and what it raises: see ``interleaved_1f1b``. Equals torch's ScheduleInterleavedZeroBubble.
     """
     size = round_size('interleaved-zero-bubble', ranks, micro_batches)
-
-    def row(rank: int) -> list[Action]:
-        ahead, back = _directions(rank, ranks, chunks, [size] * (micro_batches // size))
-        return with_weights(alternate(ahead, split(back), (chunks - 1) * size + ranks - 1 - rank), rank)
-
-    return make_order(map(row, range(ranks)), loop(ranks, chunks), micro_batches)
+    whole = in_turns(ranks, chunks, [size] * (micro_batches // size), (chunks - 1) * size, 1)
+    rows = (with_weights(split(row), rank) for rank, row in enumerate(whole.actions))
+    return make_order(rows, whole.placement, micro_batches)
 
 
 def round_size(name: str, ranks: int, micro_batches: int) -> int:
@@ -398,8 +380,13 @@ def round_size(name: str, ranks: int, micro_batches: int) -> int:
     return micro_batches // rounds
 
 
-def _directions(rank: int, ranks: int, chunks: int, rounds: Iterable[int]) -> tuple[list[Action], list[Action]]:
-    return in_rounds(rank, ranks, chunks, rounds, 'F'), in_rounds(rank, ranks, chunks, rounds, 'B')
+def in_turns(ranks: int, chunks: int, rounds: Sequence[int], ahead: int, hop: int, *, pairs: bool = False) -> Order:
+    """One forward, one backward in rounds, behind a warm-up of ``ahead`` forwards and ``hop`` for each rank behind."""
+    rows = []
+    for rank in range(ranks):
+        forward, backward = (in_rounds(rank, ranks, chunks, rounds, kind) for kind in ('F', 'B'))
+        rows.append(alternate(forward, backward, ahead + hop * (ranks - 1 - rank), pairs=pairs))
+    return make_order(rows, loop(ranks, chunks), sum(rounds))
 
 
 def in_rounds(rank: int, ranks: int, chunks: int, rounds: Iterable[int], kind: str) -> list[Action]:

@@ -1,11 +1,11 @@
 """Zero-bubble schedules: weight gradients fill the bubbles. ZB-H1, ZB-H2, ZB-V, V-Min, V-Half and DualPipeV."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from typing import Final
 
-from simpar.pipeline.order import Action, Order, RowCounter, loop, make_order, require, v_shape
+from simpar.pipeline.order import NO_STAGE, Action, Order, RowCounter, loop, make_order, require, v_shape
 
 
 def zb_h1(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
@@ -16,7 +16,7 @@ def zb_h1(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
     Where an I frees a part of an activation, rank r keeps ranks − r full ones and r that only wait for their W.
     Arguments: pipeline ranks, micro-batches, ``chunks`` 1.
     """
-    return lagging(ranks, micro_batches, lambda rank: ranks - 1 - rank, lambda rank: rank)
+    return of_letters(lagging(ranks, micro_batches, 1, 1), micro_batches)
 
 
 def zb_h2(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
@@ -26,18 +26,16 @@ def zb_h2(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
     2 ranks − 1 activations: rank r keeps 2(ranks − r) − 1 full ones and 2r that only wait for their W.
     Arguments: pipeline ranks, micro-batches (the closed forms need 2 ranks − 1 of them), ``chunks`` 1.
     """
-    return lagging(ranks, micro_batches, lambda rank: 2 * (ranks - 1 - rank), lambda rank: 2 * rank)
+    return of_letters(lagging(ranks, micro_batches, 2, 2), micro_batches)
 
 
-def lagging(ranks: int, micro_batches: int, warm_up: Callable[[int], int], lag: Callable[[int], int]) -> Order:
-    """An order of F, I and W over one chunk from each rank's warm-up, and by how many I its W lag behind."""
-
-    rows = (letters(micro_batches, warm_up(rank), lag(rank)) for rank in range(ranks))
-    return of_letters(rows, micro_batches)
+def lagging(ranks: int, micro_batches: int, ahead: int, lag: int) -> tuple[str, ...]:
+    """Letters of all ranks, whose warm-up grows by ``ahead`` from the last on, and lag by ``lag`` from the first."""
+    return tuple(letters(micro_batches, ahead * (ranks - 1 - rank), lag * rank) for rank in range(ranks))
 
 
 def letters(micro_batches: int, warm_up: int, lag: int) -> str:
-    """A rank's work as letters F, I and W, micro-batches in order; arguments as of ``lagging``, of one rank."""
+    """A rank's work as letters F, I and W, micro-batches in order. Arguments: ``lag``, how many I a W lags behind."""
     warm_up = min(warm_up, micro_batches)
     # The forward goes first: torch's and Megatron's 1F1B send it before they wait for a gradient.
     row = 'F' * warm_up + 'FI' * (micro_batches - warm_up) + 'I' * warm_up
@@ -54,12 +52,8 @@ def of_letters(rows: Iterable[str], micro_batches: int) -> Order:
 
 
 def _row(rank: int, letters: str) -> list[Action]:
-    count = {'F': 0, 'I': 0, 'W': 0}
-    row = []
-    for kind in letters:
-        row.append(Action(rank, kind, count[kind]))  # type: ignore[arg-type]
-        count[kind] += 1
-    return row
+    numbers = {kind: count() for kind in 'FIW'}
+    return [Action(rank, kind, next(numbers[kind])) for kind in letters]  # type: ignore[arg-type]
 
 
 def zb_v(ranks: int, micro_batches: int, chunks: int = 2) -> Order:
@@ -83,39 +77,17 @@ def zb_v(ranks: int, micro_batches: int, chunks: int = 2) -> Order:
 def _v_row(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     down, up = rank, 2 * ranks - 1 - rank
     row = RowCounter()
-    for _ in range(2 * (ranks - rank) - 1):
-        row.do(down, 'F')
-    for _ in range(rank):
-        row.do(up, 'F')
-        row.do(down, 'F')
-    for _ in range(ranks - rank):
-        row.do(up, 'F')
-        _backward(row, up)
-    for number in range(micro_batches - ranks):
-        if 2 * ranks - rank - 1 + number < micro_batches:
-            row.do(down, 'F')
-        _backward(row, down)
-        row.do(up, 'F')
-        _backward(row, up)
-    _v_cool_down(row, rank, ranks)
+    row.do(2 * (ranks - rank) - 1, (down, 'F'))
+    row.do(rank, (up, 'F'), (down, 'F'))
+    row.do(ranks - rank, (up, 'F'), (up, 'I'), (up, 'W'))
+    last = ranks - rank - 1
+    row.do(micro_batches - ranks - last, (down, 'F'), (down, 'I'), (down, 'W'), (up, 'F'), (up, 'I'), (up, 'W'))
+    row.do(last, (down, 'I'), (down, 'W'), (up, 'F'), (up, 'I'), (up, 'W'))
+    row.do(rank, (down, 'I'), (up, 'I'))
+    row.do(ranks - rank, (down, 'I'), (down, 'W'))
+    row.do(micro_batches, (up, 'W'))
+    row.do(micro_batches, (down, 'W'))
     return row.row
-
-
-def _backward(row: RowCounter, stage: int) -> None:
-    row.do(stage, 'I')
-    row.weight(stage)
-
-
-def _v_cool_down(row: RowCounter, rank: int, ranks: int) -> None:
-    down, up = rank, 2 * ranks - 1 - rank
-    for _ in range(rank):
-        row.do(down, 'I')
-        row.do(up, 'I')
-    for _ in range(ranks - rank):
-        _backward(row, down)
-    for stage in (up, down):
-        while row.weight(stage):
-            pass
 
 
 TWO_HOMES = 'dualpipe'
@@ -141,44 +113,34 @@ def _overlapped_row(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     for number in range(micro_batches - 2 * ranks + rank + 1):
         # On the last rank the first backward needs the very forward that it would overlap.
         if number == 0 and rank == ranks - 1:
-            row.do(down, 'F')
-            row.do(up, 'B')
+            row.do(1, (down, 'F'), (up, 'B'))
         else:
             row.overlap(down, up)
         row.overlap(up, down)
     for _ in range(ranks - rank - 1):
-        row.do(up, 'B')
+        row.do(1, (up, 'B'))
         row.overlap(up, down)
-    _overlapped_cool_down(row, rank, ranks)
+    cool_down(row, rank, ranks)
+    row.do(ranks - rank - 1, (NO_STAGE, 'W'), (down, 'I'))
+    row.do(2 * micro_batches, (NO_STAGE, 'W'))
     return row.row
 
 
 def warm_up(row: RowCounter, rank: int, ranks: int) -> None:
     """What comes before the first overlap: forwards down, forwards both ways, then backwards and forwards up."""
     down, up = rank, 2 * ranks - 1 - rank
-    for _ in range(2 * (ranks - rank - 1)):
-        row.do(down, 'F')
-    for _ in range(rank + 1):
-        row.do(down, 'F')
-        row.do(up, 'F')
-    for _ in range(ranks - rank - 1):
-        row.do(up, 'I')
-        row.weight()
-        row.do(up, 'F')
+    row.do(2 * (ranks - rank - 1), (down, 'F'))
+    row.do(rank + 1, (down, 'F'), (up, 'F'))
+    row.do(ranks - rank - 1, (up, 'I'), (NO_STAGE, 'W'), (up, 'F'))
 
 
-def _overlapped_cool_down(row: RowCounter, rank: int, ranks: int) -> None:
-    """The last backwards: from the middle of them on, in two parts, so that weight gradients fill the tail."""
+def cool_down(row: RowCounter, rank: int, ranks: int) -> None:
+    """Backwards behind the last forward: from the middle of them on, in two parts, so that W can fill the tail."""
     down, up = rank, 2 * ranks - 1 - rank
     for number in range(2 * (rank + 1)):
         # From the middle on only the gradient of the input is done at once: the rank before waits for it, for W nobody
         # does.
-        row.do(down if number % 2 else up, 'I' if number >= rank + 1 else 'B')
-    for _ in range(ranks - rank - 1):
-        row.weight()
-        row.do(down, 'I')
-    while row.weight():
-        pass
+        row.do(1, (down if number % 2 else up, 'I' if number >= rank + 1 else 'B'))
 
 
 # A building block: the cells of one micro-batch's actions, repeated for all and moved forward where memory allows. A
@@ -325,14 +287,18 @@ def v_min(ranks: int, micro_batches: int, chunks: int = 2) -> Order:
     # Each action follows at once what it waits for. With a multiple of 3 ranks, F of the way down and I of the way up
     # would then share a cell modulo 6, so the backward waits for two cells.
     wait = 2 if ranks % 3 == 0 else 0
-    cells = {}
-    for rank in range(ranks):
-        down, up = rank, 2 * ranks - 1 - rank
-        cells[Action(down, 'F', 0)] = rank
-        cells[Action(up, 'F', 0)] = 2 * ranks - rank - 1
-        cells[Action(up, 'I', 0)] = 2 * ranks + wait + rank
-        cells[Action(down, 'I', 0)] = 4 * ranks + wait - rank - 1
-    return repeated(cells, ranks, micro_batches)
+    return repeated(_v_block(ranks, 1, 2 * ranks - 1, 2 * ranks + wait, 4 * ranks + wait - 1), ranks, micro_batches)
+
+
+def _v_block(ranks: int, hop: int, turned: int, back: int, last: int) -> Block:
+    """A block whose actions take ``hop`` cells to the next rank on, and one to the next rank back.
+
+    Arguments: the cells of the first rank's F of the way up, of its I of that way, and of its I of the way down.
+    """
+    ways = [(rank, 2 * ranks - 1 - rank) for rank in range(ranks)]
+    ahead = {Action(down, 'F', 0): hop * down for down, _ in ways} | {Action(up, 'F', 0): turned - r for r, up in ways}
+    behind = {Action(up, 'I', 0): back + hop * r for r, up in ways}
+    return ahead | behind | {Action(down, 'I', 0): last - down for down, _ in ways}
 
 
 def v_half(ranks: int, micro_batches: int, chunks: int = 2) -> Order:
@@ -344,11 +310,5 @@ def v_half(ranks: int, micro_batches: int, chunks: int = 2) -> Order:
     # What goes towards the last rank takes two cells a hop, what comes back takes one. With an even number of ranks two
     # actions would share a cell modulo 6, so the backward waits for three cells.
     wait = 3 if ranks % 2 == 0 else 0
-    cells = {}
-    for rank in range(ranks):
-        down, up = rank, 2 * ranks - 1 - rank
-        cells[Action(down, 'F', 0)] = 2 * rank
-        cells[Action(up, 'F', 0)] = 3 * ranks - rank - 2
-        cells[Action(up, 'I', 0)] = 3 * ranks + wait + 2 * rank - 1
-        cells[Action(down, 'I', 0)] = 6 * ranks + wait - rank - 2
+    cells = _v_block(ranks, 2, 3 * ranks - 2, 3 * ranks + wait - 1, 6 * ranks + wait - 2)
     return repeated(cells, ranks, micro_batches)
