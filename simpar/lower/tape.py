@@ -427,6 +427,14 @@ class Tape:
                 raise ProgramError(f'the gradient of {parameter.name} has two different pending sums')
         return [f'd:{parameter.name}' for parameter in parameters]
 
+    def adders(self) -> dict[str, list[OpClass]]:
+        """By gradient of a parameter the ops that add to it; the backward goes from the last stage to the first."""
+        found: dict[str, list[OpClass]] = {}
+        for op in self.ops:
+            for name in op.accumulates:
+                found.setdefault(name, []).append(op)
+        return found
+
     def summing(self, parameter: str) -> str:
         """The partition that a parameter's gradient is summed over; empty: no one else has a part of it."""
         pending = self.pending[parameter]
@@ -471,6 +479,14 @@ def _alias(tape: Tape, axes: tuple[Axis, ...]) -> str:
         return ''
     known = {tape.names.axis(alias): alias for alias in tape.names.aliases}
     return '+'.join(known[axis] for axis in axes) if all(axis in known for axis in axes) else ''
+
+
+def summed(
+    name: str, phase: Phase, partition: str, names: tuple[str, ...], size: float, dtype: str, stage: int = 0
+) -> OpClass:
+    """An all-reduce of tensors in place, ``size`` bytes."""
+    return OpClass(name, 'collective', 'all_reduce', phase, bytes=size, dtype=dtype, partition=partition, reduce='sum',
+                   reads=names, writes=names, stage=stage)  # fmt: skip
 
 
 def layer_of(parameter: str) -> str:

@@ -293,32 +293,34 @@ def _transfer(
     for value, one in zip(values, arrived, strict=True):
         # A mask or an index goes on in its own type, not in the tape's.
         tape.register(one, dtype=tape.tensors[value.name].dtype)
-    names = tuple(value.name for value in values)
+    names, into = (tuple(one.name for one in many) for many in (values, arrived))
     # An offset, not a rank, so that all ranks of a stage share the op.
     offset = tape.mesh.pipeline_rank(target) - tape.mesh.pipeline_rank(source)
+    # The receive is emitted last: the tape goes on in the stage that it leads to.
+    ops = _message(tape, names, into, phase, (offset, -offset))
+    for tape.stage, op in zip((source, target), ops, strict=True):
+        tape.emit(op)
+
+
+def _message(
+    tape: Tape, names: tuple[str, ...], into: tuple[str, ...], phase: program.Phase, peers: tuple[int, int],
+    mark: str = '', stage: int = 0,
+) -> tuple[program.OpClass, program.OpClass]:  # fmt: skip
+    """A send of tensors and its receive, whose peers stand so far on. Arguments: ``mark``, more of their names."""
     send = program.OpClass(
-        name=f'{names[0]}.send.{phase}',
+        name=f'{names[0]}.send{mark}.{phase}',
         kind='send',
         operator='send',
         phase=phase,
         bytes=float(sum(map(tape.held_bytes, names))),
         dtype=tape.tensors[names[0]].dtype,
         partition=PIPELINE,
-        peer=offset,
+        peer=peers[0],
         reads=names,
+        stage=stage,
     )
-    receive = replace(
-        send,
-        name=f'{names[0]}.recv.{phase}',
-        kind='recv',
-        operator='recv',
-        peer=-offset,
-        reads=(),
-        writes=tuple(one.name for one in arrived),
-    )
-    # The receive is emitted last: the tape goes on in the stage that it leads to.
-    for tape.stage, op in ((source, send), (target, receive)):
-        tape.emit(op)
+    name = f'{names[0]}.recv{mark}.{phase}'
+    return send, replace(send, name=name, kind='recv', operator='recv', peer=peers[1], reads=(), writes=into)
 
 
 # A tied embedding: the first stage embeds with the weight that the last stage's head multiplies with.
@@ -363,12 +365,8 @@ def exchange(tape: Tape, shards: Shards) -> Exchange:
 
     Raises ``Infeasible`` where more than two do.
     """
-    adders: dict[str, list[program.OpClass]] = {}
-    for op in tape.ops:
-        for name in op.accumulates:
-            adders.setdefault(name, []).append(op)
     ends: list[End] = []
-    for gradient, ops in adders.items():
+    for gradient, ops in tape.adders().items():
         places: dict[int, list[program.OpClass]] = {}
         for op in ops:
             places.setdefault(tape.mesh.pipeline_rank(op.stage), []).append(op)
@@ -395,27 +393,14 @@ def _end(tape: Tape, gradient: str, index: int, offset: int, stage: int) -> tupl
     other = f'{gradient}.other{index}'
     # An activation, so that it is freed by the addition; batch_dim None, as it is one for the whole step.
     tape.tensors[other] = replace(tensor, name=other, kind='activation', like='', batch_dim=None, members=())
-    size = float(local_elements(tape, tensor) * program.BYTES[tensor.dtype])
-    send = program.OpClass(
-        name=f'{gradient}.send{index}.W',
-        kind='send',
-        operator='send',
-        phase='W',
-        bytes=size,
-        dtype=tensor.dtype,
-        partition=PIPELINE,
-        peer=offset,
-        reads=(gradient,),
-        stage=stage,
-    )
-    receive = replace(send, name=f'{gradient}.recv{index}.W', kind='recv', operator='recv', reads=(), writes=(other,))
+    send, receive = _message(tape, (gradient,), (other,), 'W', (offset, offset), str(index), stage)
     add = program.OpClass(
         name=f'{gradient}.add{index}.W',
         kind='compute',
         operator='add',
         phase='W',
         flops=float(local_elements(tape, tensor)),
-        bytes=3 * size,
+        bytes=3 * send.bytes,
         dtype=tensor.dtype,
         reads=(gradient, other),
         writes=(gradient,),

@@ -15,7 +15,7 @@ from simpar.layout import operators, replicated
 from simpar.lower.issue import TENSOR, Issue, Issued, Run
 from simpar.lower.passes import optimizer_parallel
 from simpar.lower.passes.recompute import is_recomputed
-from simpar.lower.tape import Tape, Value, layer_of
+from simpar.lower.tape import Tape, Value, layer_of, summed
 from simpar.plans import Plan
 from simpar.program import OpClass, Phase, Split, Tensor
 
@@ -585,19 +585,8 @@ class Reductions:
     def _all_reduce(self, bucket: str, partition: str, gradients: Sequence[Tensor], first: str) -> OpClass:
         """Arguments: ``first``, the parameter that the first gradient is of."""
         names = tuple(tensor.name for tensor in gradients)
-        return OpClass(
-            name=f'{bucket}.gradients.{partition}.all_reduce.W',
-            kind='collective',
-            operator='all_reduce',
-            phase='W',
-            bytes=optimizer_parallel.size_of(self._tape, gradients),
-            dtype=gradients[0].dtype,
-            partition=partition,
-            reduce='sum',
-            reads=names,
-            writes=names,
-            stage=self._stage_of(first),
-        )
+        size, name = optimizer_parallel.size_of(self._tape, gradients), f'{bucket}.gradients.{partition}.all_reduce.W'
+        return summed(name, 'W', partition, names, size, gradients[0].dtype, self._stage_of(first))
 
     def _reduce_scatter(self, bucket: str, shards: Sequence[optimizer_parallel.Shard], *, sliced: bool) -> OpClass:
         """Arguments: ``sliced``: added to the shards of the micro-batches before; that addition is not priced."""

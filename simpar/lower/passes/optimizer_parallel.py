@@ -614,10 +614,7 @@ def _messages(
     They belong to one stage and are sharded over the same groups. What two stages use is a message of its own, for
     both hold it.
     """
-    stages: dict[str, set[int]] = {}
-    for op in tape.ops:
-        for name in op.accumulates:
-            stages.setdefault(tape.tensors[name].like, set()).add(op.stage)
+    stages = {tape.tensors[name].like: {op.stage for op in ops} for name, ops in tape.adders().items()}
     found: dict[tuple[int, str, str, bool], list[str]] = {}
     for name, one in wanted.items():
         alone = name if len(stages[name]) > 1 else ''

@@ -427,19 +427,24 @@ def nothing_tiled(ops: Sequence[OpClass], tiles: int) -> Iterator[str]:
 
 def _pairs(ops: Sequence[OpClass], elsewhere: Collection[str]) -> Iterator[_Pair]:
     """Products with their collectives; a product between a gather and a sum goes with the sum."""
-    writers, readers = _lives(ops)
-    summed: set[int] = set()
+    # By the place of a writer and what it writes, the places of readers: what is recomputed is written twice.
+    readers: dict[tuple[int, str], list[int]] = {}
+    last: dict[str, int] = {}
     for place, op in enumerate(ops):
-        product = writers.get((place, op.reads[0]), -1) if _travels(op, SUMS, elsewhere) else -1
-        if product >= 0 and _multiplies(ops[product]) and readers[product, op.reads[0]] == [place]:
-            summed.add(product)
-            yield _Pair(product, place)
-    for place, op in enumerate(ops):
-        reading = readers.get((place, op.writes[0]), []) if _travels(op, GATHERS, elsewhere) else []
-        product = reading[0] if reading else place
-        operand = _multiplies(ops[product]) and ops[product].reads[0] == op.writes[0]
-        if operand and product not in summed:
-            yield _Pair(product, place, others=len(reading) > 1)
+        for name in op.reads:
+            readers.setdefault((last.get(name, -1), name), []).append(place)
+        last |= dict.fromkeys(op.writes, place)
+    made = [(place, name, reading) for (place, name), reading in sorted(readers.items()) if place >= 0]
+    summed = {}
+    for place, _, (reader, *more) in made:
+        if not more and _multiplies(ops[place]) and _travels(ops[reader], SUMS, elsewhere):
+            summed[reader] = _Pair(place, reader)
+    yield from (pair for _, pair in sorted(summed.items()))
+    products = {pair.product for pair in summed.values()}
+    for place, name, (reader, *more) in made:
+        operand = _multiplies(ops[reader]) and ops[reader].reads[0] == name
+        if operand and reader not in products and _travels(ops[place], GATHERS, elsewhere):
+            yield _Pair(reader, place, others=bool(more))
 
 
 def _shares(op: OpClass, product: OpClass) -> bool:
@@ -456,23 +461,6 @@ def _travels(op: OpClass, operators: Collection[str], elsewhere: Collection[str]
 
 def _multiplies(op: OpClass) -> bool:
     return op.operator == 'matmul' and op.phase in _PHASES
-
-
-def _lives(ops: Sequence[OpClass]) -> tuple[Mapping[tuple[int, str], int], Mapping[tuple[int, str], list[int]]]:
-    """(Reader's place, tensor) → place of its writer; (writer's place, tensor) → places of its readers.
-
-    What is recomputed is written twice.
-    """
-    last: dict[str, int] = {}
-    writers: dict[tuple[int, str], int] = {}
-    readers: dict[tuple[int, str], list[int]] = {}
-    for place, op in enumerate(ops):
-        for name in op.reads:
-            if name in last:
-                writers[place, name] = last[name]
-                readers.setdefault((last[name], name), []).append(place)
-        last |= dict.fromkeys(op.writes, place)
-    return writers, readers
 
 
 # where it can be sharded

@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from simpar.lower.passes.optimizer_parallel import MEMBERS, Shard, Shards, output_dims
-from simpar.lower.tape import Tape, local_elements, local_shape
+from simpar.lower.tape import Tape, local_elements, local_shape, summed
 from simpar.model.operators import priced
 from simpar.program import BYTES, Attribute, OpClass, Partition, Split, Tensor
 from simpar.workload import Adam, AdamW, Momentum, Muon, Optimizer, Sgd, Workload
@@ -21,7 +21,7 @@ _compute = partial(OpClass, kind='compute', phase='U')
 
 def updated(tape: Tape) -> tuple[str, ...]:
     """All parameters that ops add to, in the order in which the forward uses them."""
-    adds = {tape.tensors[name].like for op in tape.ops for name in op.accumulates}
+    adds = {tape.tensors[name].like for name in tape.adders()}
     return tuple([parameter for parameter in tape.tensors if parameter in adds])
 
 
@@ -143,10 +143,8 @@ def check(tape: Tape, workload: Workload, shards: Sequence[Shard]) -> Check:
 
 def _gradients(tape: Tape, shards: Sequence[Shard]) -> dict[str, _Gradient]:
     """By name; every element of a gradient lies on as many ranks as hold the same shard of it."""
-    on: dict[str, set[int]] = {}
-    for op in tape.ops:
-        for name in op.accumulates:
-            on.setdefault(tape.tensors[name].like, set()).add(tape.mesh.pipeline_rank(op.stage))
+    adders = tape.adders().items()
+    on = {tape.tensors[name].like: {tape.mesh.pipeline_rank(op.stage) for op in ops} for name, ops in adders}
     # Ranks of one pipeline rank: all of them hold something of each of its parameters.
     each = tape.mesh.world // tape.mesh.pipeline
     found = {}
@@ -185,18 +183,8 @@ def _reduction(tape: Tape, numbers: tuple[str, ...], dtype: str) -> OpClass | No
     if world == 1:
         return None
     tape.partitions[WORLD] = Partition(WORLD, np.arange(world, dtype=np.int32).reshape(1, -1))
-    return OpClass(
-        name='gradients.all_reduce.U',
-        kind='collective',
-        operator='all_reduce',
-        phase='U',
-        bytes=float(len(numbers) * BYTES[dtype]),
-        dtype=dtype,
-        partition=WORLD,
-        reduce='sum',
-        reads=numbers,
-        writes=numbers,
-    )
+    size = float(len(numbers) * BYTES[dtype])
+    return summed('gradients.all_reduce.U', 'U', WORLD, numbers, size, dtype)
 
 
 # Muon's update of a matrix: its momentum, gathers of what ranks hold of that, and the update of a rank's own shard.
@@ -232,23 +220,21 @@ def matrices(tape: Tape) -> dict[str, Sides]:
 
     The weights of products and convolutions: what nothing but these add gradients to, and has dims of inputs.
     """
-    adders: dict[str, set[str]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for op in tape.ops:
-        for name in op.accumulates:
-            gradient = tape.tensors[name]
-            adders.setdefault(gradient.like, set()).add(op.operator)
-            shapes[gradient.like] = gradient.shape
     # What is gathered of a weight is read in its place.
     outputs = {(tape.tensors[name].like or name): count for name, count in output_dims(tape).items()}
-    found = {
+    found = {}
+    for gradient, ops in tape.adders().items():
+        operators, dims, name = (
+            {op.operator for op in ops},
+            len(tape.tensors[gradient].shape),
+            tape.tensors[gradient].like,
+        )
         # Grouped products have a matrix for each expert; inputs are their last dim.
-        name: Sides(1, len(shapes[name]) - 2) if operators == {GROUPED} else Sides(0, outputs.get(name, 1))
-        for name, operators in adders.items()
-        if operators <= priced('matrix')
-    }
-    # A tied weight is an embedding too, and a bias has the dims of the outputs alone.
-    return {name: sides for name, sides in found.items() if len(shapes[name]) > sum(sides)}
+        sides = Sides(1, dims - 2) if operators == {GROUPED} else Sides(0, outputs.get(name, 1))
+        # A tied weight is an embedding too, and a bias has the dims of the outputs alone.
+        if operators <= priced('matrix') and dims > sum(sides):
+            found[name] = sides
+    return found
 
 
 def matrices_of(tape: Tape, shard: Shard, known: Mapping[str, Sides]) -> dict[str, Sides]:
@@ -410,8 +396,7 @@ def _muon_update(
     """
     weight, (held, full) = shard.weight, changes
     elements, written = local_elements(tape, weight), _written(weight, masters)
-    worked_out: _Work = {
-        'dims': {},
+    worked_out = {
         'flops': float(elements * 3),
         'bytes': float(elements * (written + BYTES[tape.tensors[full].dtype])),
         'dtype': tape.dtype,
@@ -429,17 +414,8 @@ def _muon_update(
     )
 
 
-class _Work(TypedDict):
-    """What Newton–Schulz takes."""
-
-    dims: dict[str, int]
-    flops: float
-    bytes: float
-    dtype: str
-
-
-def _work(tape: Tape, full: str, sides: Sides, written: float) -> _Work:
-    """Of all matrices that a rank has.
+def _work(tape: Tape, full: str, sides: Sides, written: float) -> dict[str, Any]:
+    """What Newton–Schulz takes of all matrices that a rank has.
 
     Arguments: ``written``, bytes beside the iterations. A = X·Xᵀ, A·A and the product of their sum with X are counted;
     what is done element by element is not.
