@@ -159,10 +159,10 @@ def exported(case: ModuleCase):
 
 def own_autograd(case: ModuleCase, model, seed: int = 0):
     """The module's own loss and gradients, of the inputs that machines draw."""
-    exported, graph = model.exported, model.graph(BATCH)
+    graph = model.graph(BATCH)
     drawn = {one.name: batch_of(one.name, one.drawn, one.shape, torch.int64 if one.integer else torch.float64, seed, 0)
              for one in graph.sources}  # fmt: skip
-    shape = graph.shapes[exported.nodes[-1].name]
+    shape = graph.shapes[graph.nodes[-1].name]
     by_class = case.loss == 'cross-entropy'
     target = (batch_of('labels', f'classes:{shape[-1]}', shape[:-1], torch.int64, seed, 0) if by_class
               else batch_of('target', 'normal:1', shape, torch.float64, seed, 0))  # fmt: skip

@@ -21,6 +21,7 @@ from simpar.hardware import GRADES, TableFile, Tables
 from simpar.lower import lower
 from simpar.profiles import cluster, load_profile, read_table
 from simpar.program import OpClass
+from simpar.session import Session
 from simpar.units import GRID
 
 IDEAL = Effects(small_operator=False, launch=False, slow_down=False, link_sharing=False)
@@ -177,6 +178,14 @@ def test_equal_op_classes_are_priced_once():
     price(program, CLUSTERS['h100-sxm-8'], compute=counting)
     assert len(counting.keys) == len(set(counting.keys))
     assert len(counting.keys) < len(program.op_classes) / 2
+
+
+def test_rows_of_a_sweep_that_differ_in_the_librarys_mode_cost_what_each_costs_alone():
+    usual, models = CLUSTERS['h100-sxm-8'], Session()
+    costs = {mode: price(PROGRAM, replace(usual, expansion_mode=mode), models=models) for mode in ('', 'symmetric')}
+    for mode, made in costs.items():
+        assert made.communication == price(PROGRAM, replace(usual, expansion_mode=mode)).communication
+    assert costs[''].communication != costs['symmetric'].communication
 
 
 @draws(20)

@@ -27,9 +27,9 @@ RULES = {
     'matmul_a': (operators.matmul('op', (8, 12), (8, 16), transpose_a=True), lambda x, w: x.T @ w),
     'matmul_b': (operators.matmul('op', (12, 8), (16, 8), transpose_b=True), lambda x, w: x @ w.T),
     'matmul_ab': (operators.matmul('op', (8, 12), (16, 8), transpose_a=True, transpose_b=True), lambda x, w: x.T @ w.T),
-    'batch_matmul': (operators.batch_matmul('op', (4, 2, 8, 4), (4, 2, 4, 6)), torch.matmul),
+    'batch_matmul': (operators.matmul('op', (4, 2, 8, 4), (4, 2, 4, 6)), torch.matmul),
     'batch_matmul_b': (
-        operators.batch_matmul('op', (6, 8, 4), (6, 12, 4), transpose_b=True),
+        operators.matmul('op', (6, 8, 4), (6, 12, 4), transpose_b=True),
         lambda x, w: x @ w.transpose(-1, -2),
     ),
     'relu': (operators.elementwise('op', (8, 12)), torch.relu),
@@ -39,10 +39,13 @@ RULES = {
     'sum': (operators.reduction('op', (8, 12, 4), [1]), lambda x: x.sum(1)),
     'sum_all': (operators.reduction('op', (8, 12), [0, 1]), lambda x: x.sum()),
     'sum_keep': (operators.reduction('op', (8, 12), [-1], keep=True), lambda x: x.sum(-1, keepdim=True)),
-    'softmax': (operators.softmax('op', (8, 12)), lambda x: x.softmax(-1)),
-    'softmax_first': (operators.softmax('op', (8, 12), 0), lambda x: x.softmax(0)),
-    'layer_norm': (operators.layer_norm('op', (8, 6, 4)), lambda x, g, b: functional.layer_norm(x, x.shape[-1:], g, b)),
-    'rms_norm': (operators.rms_norm('op', (8, 12)), rms),
+    'softmax': (operators.normalised('op', (8, 12)), lambda x: x.softmax(-1)),
+    'softmax_first': (operators.normalised('op', (8, 12), [0]), lambda x: x.softmax(0)),
+    'layer_norm': (
+        operators.normalised('op', (8, 6, 4), parameters=2),
+        lambda x, g, b: functional.layer_norm(x, x.shape[-1:], g, b),
+    ),
+    'rms_norm': (operators.normalised('op', (8, 12), parameters=1), rms),
     'transpose': (operators.transpose('op', (4, 6, 8), (2, 0, 1)), lambda x: x.permute(2, 0, 1)),
     'conv2d': (
         operators.conv2d('op', (8, 2, 5, 5), (3, 2, 3, 3), (8, 3, 5, 5)),
@@ -83,12 +86,12 @@ def holds(operator, sharded, whole, local, inputs):
         for place in floats:
             slices[place].requires_grad_()
     parts = [local(rank, *slices) for rank, slices in enumerate(mine)]
-    forward = sharded.forward
+    forward = redistribute(operator.output_shape, sharded.local, sharded.output)
     found = execute(forward, [part.detach().numpy().reshape(sharded.local.slice_shape(y.shape)) for part in parts])
     for rank, piece in enumerate(found):
         np.testing.assert_allclose(piece, y.detach().numpy()[sharded.output.slices(y.shape, rank)], atol=1e-12)
     gradient_layout = sharded.output.with_partial(sharded.output.replicated_axes)
-    back = execute(sharded.backward, cut(dy.numpy(), gradient_layout))
+    back = execute(forward.backward(), cut(dy.numpy(), gradient_layout))
     gradients = [
         torch.autograd.grad(part, [slices[place] for place in floats], torch.tensor(piece).reshape(part.shape))
         for part, slices, piece in zip(parts, mine, back, strict=True)
@@ -132,7 +135,8 @@ def test_a_matmul_scatters_its_sum_where_out_strategy_says_so(seed):
         for out in ((a * b, c), (a, b * c)):
             if b > 1 and 16 % out[0] == 0 == 16 % out[1]:
                 sharded = operator.sharded(strategy, world, out)
-                assert [step.kind for step in sharded.forward.steps] == ['reduce_scatter']
+                summed = redistribute(operator.output_shape, sharded.local, sharded.output)
+                assert [step.kind for step in summed.steps] == ['reduce_scatter']
                 assert sharded.output.shard_counts == out
                 holds(operator, sharded, torch.matmul, lambda rank, *x: torch.matmul(*x), random_inputs(operator))
                 scattered += 1

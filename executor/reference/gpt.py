@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from executor.draws import dropout_mask, in_sequence
 from executor.reference.network import Declared, Input, OfModel, Parameters, Slices
-from simpar.model.library.experts import Experts
 from simpar.model.library.gpt import Transformer
+from simpar.model.operators.experts import Experts
 from simpar.workload import Workload
 
 

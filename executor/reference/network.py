@@ -170,7 +170,7 @@ def _module_loss(workload: Workload, parameters: Parameters, *given_all: Any) ->
     # The last says slices of a sequence, which a module has none of.
     *xs, target, keys, _ = given_all
     model = _model(workload)
-    names = [one.name for one in model.exported.sources if one.name != stream.KEYS]
+    names = [one.name for one in model.exported.graph.sources if one.name != stream.KEYS]
     values: Values = {**dict(zip(names, xs, strict=True)), stream.KEYS: keys}
     for node in model.nodes:
         reads = [values[name] for name in node.reads]

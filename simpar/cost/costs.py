@@ -304,39 +304,6 @@ class Entries(Sequence[Communication]):
         return groups, links, demands
 
 
-class LinkNames(Sequence[str]):
-    """Names of links, made when they are asked for.
-
-    Arguments: ``channels``, the number of each link's channel; ``name``, of a channel.
-    """
-
-    def __init__(self, channels: Ints, name: Any) -> None:
-        self._channels = channels
-        self._name = name
-
-    def __len__(self) -> int:
-        return len(self._channels)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
-        if isinstance(index, slice):
-            return tuple(map(self._name, self._channels[index].tolist()))
-        found: str = self._name(self._channels.item(index))
-        return found
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, (LinkNames, tuple)) and tuple(self) == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(len(self))
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))
-
-
 def lasts(entries: Sequence[Communication], group: int) -> tuple[float, float]:
     """Latency and transfer of a message in a group."""
     if isinstance(entries, Entries):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from simpar.cost.costs import Part, major
@@ -110,41 +111,39 @@ class Stage(NamedTuple):
     algorithm: str
 
 
+Use = tuple[int, float, float]
+"""A level, seconds of latency, and seconds of work on each of its channels."""
+
+
 def terms(op: OpClass, shape: Shape, topology: Topology, library: Library, *, graph: bool = False) -> Terms:
     """Seconds of a collective by formula.
 
     A library with ``tuning`` chooses algorithm and protocol by size and ranks; others take what a link names.
     Arguments: ``graph``, whether it is part of a graph that has sunk to the device.
     """
+    message, operator = _Message(op, shape, topology, library), op.operator
     crossed = [level for level, members in enumerate(shape.members) if members > 1]
-    stages = [_stage(level, shape, topology) for level in crossed]
-    if op.operator not in _PASSES:
-        return _phases(op, shape, topology, library, [_whole(SEND, stages[-1])])
+    stages = [message.stage(level) for level in crossed]
+    if operator not in _PASSES:
+        return message.phases([_whole(SEND, stages[-1])])
     if 'once' in op.dims and shape.nodes > 1:
-        return once_a_node(op, shape, topology, library)
+        return message.once_a_node()
     if exchanged(op, library):
-        return _phases(op, shape, topology, library, [_whole(EXCHANGE, stages[-1])])
-    if has_rules(library.tuning, op.operator):
-        return _by_rule(op, shape, topology, library, stages, graph=graph)
-    if library.tuning in _LL_MOST and op.operator != PAIRWISE:
-        return _chosen(op, shape, topology, library, crossed)
-    if len(crossed) == 1:
-        return _phases(op, shape, topology, library, _plan(op.operator, stages))
-    if op.operator == PAIRWISE:
-        return _pairwise(op, shape, topology, library)
-    if library.across == 'phases':
-        return _phases(op, shape, topology, library, _plan(op.operator, stages))
-    return _flat(op, shape, topology, library)
+        return message.phases([_whole(EXCHANGE, stages[-1])])
+    if has_rules(library.tuning, operator):
+        return message.by_rule(stages, graph=graph)
+    if library.tuning in _LL_MOST and operator != PAIRWISE:
+        return message.chosen(crossed)
+    if len(crossed) > 1 and operator == PAIRWISE:
+        return message.pairwise()
+    if len(crossed) > 1 and library.across != 'phases':
+        return message.flat()
+    return message.phases(_plan(operator, stages))
 
 
 def exchanged(op: OpClass, library: Library) -> bool:
     """Whether an all-reduce is so small that the library exchanges it in one step."""
     return op.operator == 'all_reduce' and library.exchange is not None and op.bytes <= library.exchange.value
-
-
-def _stage(level: int, shape: Shape, topology: Topology) -> Stage:
-    members = shape.members[level]
-    return Stage(level, members, topology.links[level].algorithm_for(members))
 
 
 def _whole(operator: str, stage: Stage, part: float = 1.0) -> Phase:
@@ -173,233 +172,254 @@ def _plan(operator: str, stages: Sequence[Stage], *, near: bool = False) -> list
     return plan if COLLECTIVES[operator].adds else plan[::-1]
 
 
-def _by_rule(
-    op: OpClass, shape: Shape, topology: Topology, library: Library, named: list[Stage], *, graph: bool
-) -> Terms:
-    """What HCCL takes: the first of its rules that holds. Arguments: ``named``, stages as the links name them."""
-    lies = lie(library.tuning, shape, topology)
-    rule = chosen(library.tuning, op.operator, lies.facts(op.bytes, shape.ranks, graph=graph))
-    if rule.between == 'pairwise' and rule.inside == 'flat':
-        made = _pairwise(op, shape, topology, library)
-    elif rule.inside == 'flat':
-        stages = [Stage(level, members, rule.between) for level, members, _ in named]
-        made = _phases(op, shape, topology, library, _plan(op.operator, stages, near=True))
-    elif rule.between == 'pipeline':
-        made = _pipelined(op, shape, topology, library, lies)
-    else:
-        # Between supernodes HCCL has NHR, whatever it takes between servers.
-        beyond = rule.between if rule.between != 'parallel' else 'nhr'
-        algorithms = (rule.inside, beyond, 'nhr' if op.operator != PAIRWISE else beyond)
-        found = [Stage(*one) for one in zip(lies.levels, lies.members, algorithms, strict=True)]
-        inner = found[:1] if rule.inside else [one for one in named if one.level < lies.levels[1]]
-        stages = [one for one in (*inner, *found[1:]) if one.members > 1]
-        if rule.between == 'parallel':
-            made = _parallel(op, shape, topology, library, stages)
-        else:
-            made = _phases(op, shape, topology, library, _plan(op.operator, stages))
-    return made._replace(text=f'{rule.name}: {made.text}')
-
-
-def _pipelined(op: OpClass, shape: Shape, topology: Topology, library: Library, lies: Lie) -> Terms:
-    """One ring between servers, each of whose parts goes on over the mesh of a server while the next comes.
-
-    HCCL's manual: (servers − 1) · max(α + bytes · β of both links) + α + bytes · β of the inner, each a rank's part; an
-    all-reduce has it twice. Of an all-to-all a server's part goes between servers, of which a rank's goes on.
-    """
-    inside, servers = lies.members[0], lies.members[1] * lies.members[2]
-    inner, outer = lies.levels[0], lies.levels[2 if lies.members[2] > 1 else 1]
-    near, far = topology.links[inner], topology.links[outer]
-    passes, part = _PASSES[op.operator], op.bytes / shape.ranks
-    sent = part * (inside if op.operator == PAIRWISE else 1)
-    over, on = sent * _sharers(far, shape) / far.rate, part * _sharers(near, shape) / near.rate
-    behind = over + far.latency.value < on + near.latency.value
-    # Steps in which the inner link sets the pace, and the outer.
-    turns = (passes * servers, 0) if behind else (passes, passes * (servers - 1))
-    pairs = ((near, on, turns[0]), (far, over, turns[1]))
-    latencies: list[Part] = [(library.start.value, (library.start,))]
-    latencies += [(count * link.latency.value, (link.latency,)) for link, _, count in pairs]
-    transfers: list[Part] = [(count * seconds, (link.bandwidth, link.share)) for link, seconds, count in pairs]
-    loads = [0.0] * len(shape.members)
-    loads[inner] += passes * servers * on
-    loads[outer] += passes * (servers - 1) * over
-    text = f'{op.operator} of {shape.ranks} in a pipeline of {near.name} and {far.name}'
-    return _terms(op, shape, library, latencies, transfers, loads, text)
-
-
-def _parallel(op: OpClass, shape: Shape, topology: Topology, library: Library, stages: list[Stage]) -> Terms:
-    """Half of the vector goes over the inner link first and half over the outer, so that both are in use."""
-    latencies: list[Part] = [(library.start.value, (library.start,))]
-    transfers: list[Part] = []
-    loads = [0.0] * len(shape.members)
-    for operator in ('reduce_scatter', 'all_gather') if op.operator == 'all_reduce' else (op.operator,):
-        for pair in zip(_plan(operator, stages), _plan(operator, stages, near=True), strict=True):
-            both = [_over(op.bytes / 2, phase, shape, topology) for phase in pair]
-            latency, transfer = max(both, key=lambda parts: parts[0][0] + parts[1][0])
-            latencies.append(latency)
-            transfers.append(transfer)
-            for phase, (_, (load, _)) in zip(pair, both, strict=True):
-                loads[phase.level] += load
-    text = f'{op.operator} of {shape.ranks}, half over each level at once'
-    return _terms(op, shape, library, latencies, transfers, loads, text)
-
-
-def _phases(op: OpClass, shape: Shape, topology: Topology, library: Library, plan: list[Phase]) -> Terms:
-    """One phase after the other: Σ steps · latency + Σ bytes / rate."""
-    latencies: list[Part] = [(library.start.value, (library.start,))]
-    transfers: list[Part] = []
-    loads = [0.0] * len(shape.members)
-    names = []
-    for phase in plan:
-        latency, transfer = _over(op.bytes, phase, shape, topology)
-        latencies.append(latency)
-        transfers.append(transfer)
-        loads[phase.level] += transfer[0]
-        link = topology.links[phase.level].name
-        names.append(f'{phase.operator} by {phase.algorithm} of {phase.members} over {link}')
-    return _terms(op, shape, library, latencies, transfers, loads, ', then '.join(names))
-
-
-def _over(size: float, phase: Phase, shape: Shape, topology: Topology) -> tuple[Part, Part]:
-    """Seconds of latency and of transfer of a phase. Arguments: ``size``, bytes of the full vector."""
-    level, operator, part, members, algorithm = phase
-    link = topology.links[level]
-    # Members behind one network card share its rate; of a ring's members one sends out of a node.
-    sharers = 1 if operator == SEND else _sharers(link, shape)
-    if operator in _PASSES and algorithm in AT_ONCE and link.per != 'pair':
-        # What goes to all peers at once leaves by one port.
-        sharers *= members - 1
-    load = size * part * share(algorithm, operator, members) * sharers / link.rate
-    latency = steps(algorithm, operator, members) * link.latency.value
-    return (latency, (link.latency,)), (load, (link.bandwidth, link.share))
-
-
-def _chosen(op: OpClass, shape: Shape, topology: Topology, library: Library, crossed: list[int]) -> Terms:
-    """What NCCL takes: of its algorithms and protocols the one whose message is over first."""
-    passes = _PASSES[op.operator]
-    ring = _flat(op, shape, topology, library)
-    found = [
-        _under(choice, ring, op, shape, library)
-        for choice in choices(passes, op.bytes, shape, topology, library.tuning)
-    ]
-    link = topology.links[crossed[0]]
-    if len(crossed) == 1 and passes == 2 and link.algorithm_for(shape.ranks) == 'nvls':
-        switch = _phases(op, shape, topology, library, _plan(op.operator, [_stage(crossed[0], shape, topology)]))
-        transfer = switch.transfer / _SWITCH_RATE.get(library.tuning, 1.0)
-        found.append(switch._replace(alpha=SWITCH, transfer=transfer, text=f'{switch.text}, Simple'))
-    return min(found, key=lambda one: one.alpha + one.transfer)
-
-
-def _under(choice: Choice, ring: Terms, op: OpClass, shape: Shape, library: Library) -> Terms:
-    """A ring at its best, as another algorithm and protocol would do it."""
-    alpha = library.start.value + choice.alpha
-    transfer = max(ring.transfer * choice.longer, choice.least) * (1 + choice.idle)
-    other = {'tree': 'one tree', 'pat': 'parallel trees'}
-    text = f'{op.operator} by {other[choice.algorithm]} of {shape.ranks}' if choice.algorithm in other else ring.text
-    loads = tuple(load * choice.longer for load in ring.loads)
-    return Terms(alpha, transfer, loads, ring.figures, f'{text}, {choice.protocol}')
-
-
-def _flat(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
-    """One ring through all levels at once; its rings leave a domain by all of its members' channels.
-
-    α as NCCL counts it (2.30, tuning.cc, ring latency): each of passes × (p − 1) steps has the latency of the level
-    that it crosses. The level that is slowest sets the pace.
-    """
-    passes, ranks = _PASSES[op.operator], shape.ranks
-    latencies: list[Part] = [(library.start.value, (library.start,))]
-    loads, crossed = [], []
-    below, inside = ranks, 1
-    for link, members, domains in zip(topology.links, shape.members, shape.domains, strict=True):
-        # Each of the domain's members has a ring of its own that leaves it, with its part of the vector.
-        part = share('ring', op.operator, ranks) / inside if below > domains else 0.0
-        loads.append(op.bytes * part * _sharers(link, shape) / link.rate)
-        latencies.append((passes * (below - domains) * link.latency.value, (link.latency,)))
-        crossed += [link.name] if part else []
-        below, inside = domains, inside * members
-    slowest = loads.index(max(loads))
-    link = topology.links[slowest]
-    text = f'{op.operator} by one ring of {ranks} over {" and ".join(crossed)}'
-    return _terms(op, shape, library, latencies, [(loads[slowest], (link.bandwidth, link.share))], loads, text)
-
-
-def _pairwise(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
-    """A p-th of the vector to every peer, one after the other, over the link that parts it from this rank.
-
-    Does not model: steps in which some ranks have near peers and others far ones.
-    """
-    latencies: list[Part] = [(library.start.value, (library.start,))]
-    transfers: list[Part] = []
-    loads = []
-    inside = 1
-    for link, members in zip(topology.links, shape.members, strict=True):
-        peers = min(inside * members, shape.ranks) - inside
-        # On a mesh each peer has its own link, so that all parts go at once.
-        at_once = members - 1 if link.algorithm_for(members) == 'mesh' and members > 1 else 1
-        load = op.bytes * peers / at_once / shape.ranks * _sharers(link, shape) / link.rate
-        latencies.append((peers / at_once * link.latency.value, (link.latency,)))
-        transfers.append((load, (link.bandwidth, link.share)))
-        loads.append(load)
-        inside += peers
-    crossed = ' and '.join(link.name for link, load in zip(topology.links, loads, strict=True) if load)
-    text = f'{op.operator} by pairs of {shape.ranks} over {crossed}'
-    return _terms(op, shape, library, latencies, transfers, loads, text)
-
-
 def distinct(places: float, drawn: int) -> float:
     """How many of so many places so many experts lie on, each on any of them alike: p · (1 − (1 − 1 / p)^k)."""
     return places * (1 - (1 - 1 / places) ** drawn)
 
 
-def once_a_node(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
-    """Tokens go once to each other node that has an expert of theirs, and there to each device that has one.
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A collective in a group that lies so on links, by a library: a method for each way that it may go."""
 
-    Both ways at once, as what comes is forwarded. Source: deepseek-ai/DeepEP, csrc/kernels/internode.cu: a token goes
-    by RDMA to the device of the same place in the other node, and over NVLink from there; its groups are limited as the
-    router says. Experts are taken as drawn independently. Does not model: multiprocessors that it takes.
-    """
-    ranks, nodes, drawn = shape.ranks, shape.nodes, op.dims['once']
-    tokens = op.bytes / drawn
-    reached = distinct(nodes, drawn)
-    if op.dims.get('groups', 1) % nodes == 0:
-        # Groups lie whole on nodes.
-        reached = min(reached, op.dims['group_top_k'])
-    inside = ranks / nodes
-    forwarded = min(distinct(ranks, drawn), reached * distinct(inside, drawn)) * (inside - 1) / inside
-    latencies: list[Part] = [(library.start.value, (library.start,))]
-    loads, parts, crossed = [], [], []
-    for link, members, domains in zip(topology.links, shape.members, shape.domains, strict=True):
-        copies = reached * (nodes - 1) / nodes if domains < nodes else forwarded
-        load = tokens * copies * _sharers(link, shape) / link.rate if members > 1 else 0.0
-        loads.append(load)
-        latencies.append((link.latency.value if load else 0.0, (link.latency,)))
-        parts.append((load, (link.bandwidth, link.share)))
-        crossed += [link.name] if load else []
-    text = f'{op.operator} of {ranks}, a token once a node, over {" and ".join(crossed)}'
-    return _terms(op, shape, library, latencies, [max(parts, key=lambda part: part[0])], loads, text)
+    op: OpClass
+    shape: Shape
+    topology: Topology
+    library: Library
 
+    def made(self, text: str, uses: list[Use], latencies: Sequence[Use] = (), transfers: Sequence[Use] = ()) -> Terms:
+        """The sum of what it does, one after the other, and of the reduction where that is not done on the way.
 
-def _terms(
-    op: OpClass,
-    shape: Shape,
-    library: Library,
-    latencies: list[Part],
-    transfers: list[Part],
-    loads: list[float],
-    text: str,
-) -> Terms:
-    """Adds the reduction where it is not done on the way: (p − 1) / p · n bytes of results."""
-    # HCCL reduces some types on the way (inline reduce); others pass a kernel.
-    reduces = op.operator in COLLECTIVES and COLLECTIVES[op.operator].adds and op.dtype not in library.inline
-    if reduces and library.reduce is not None:
-        reduction = (shape.ranks - 1) / shape.ranks * op.bytes / library.reduce.value
-        transfers, text = [*transfers, (reduction, (library.reduce,))], f'{text}, {op.dtype} reduced by kernels'
-    alpha, transfer = sum(seconds for seconds, _ in latencies), sum(seconds for seconds, _ in transfers)
-    return Terms(alpha, transfer, tuple(loads), major(alpha + transfer, [*latencies, *transfers]), text)
+        Arguments: ``latencies`` and ``transfers``, what sets the pace, where that is not all ``uses`` of links.
+        """
+        op, links, library = self.op, self.topology.links, self.library
+        parts: list[Part] = [(library.start.value, (library.start,))]
+        parts += [(seconds, (links[level].latency,)) for level, seconds, _ in latencies or uses]
+        alpha = sum(seconds for seconds, _ in parts)
+        sent: list[Part] = []
+        sent += [(load, (links[level].bandwidth, links[level].share)) for level, _, load in transfers or uses]
+        # HCCL reduces some types on the way (inline reduce); others pass a kernel: (p − 1) / p · n bytes of results.
+        reduces = op.operator in COLLECTIVES and COLLECTIVES[op.operator].adds and op.dtype not in library.inline
+        if reduces and library.reduce is not None:
+            reduction = (self.shape.ranks - 1) / self.shape.ranks * op.bytes / library.reduce.value
+            sent, text = [*sent, (reduction, (library.reduce,))], f'{text}, {op.dtype} reduced by kernels'
+        transfer = sum(seconds for seconds, _ in sent)
+        loads = [0.0] * len(self.shape.members)
+        for level, _, load in uses:
+            loads[level] += load
+        return Terms(alpha, transfer, tuple(loads), major(alpha + transfer, [*parts, *sent]), text)
 
+    def stage(self, level: int) -> Stage:
+        """Those who communicate on a level, by the algorithm that its link names."""
+        members = self.shape.members[level]
+        return Stage(level, members, self.topology.links[level].algorithm_for(members))
 
-def _sharers(link: Link, shape: Shape) -> int:
-    """Members that send over one channel at once."""
-    return -(-shape.ranks // shape.nodes) if link.per == 'node' else 1
+    def sharers(self, link: Link) -> int:
+        """Members that send over one channel at once."""
+        return -(-self.shape.ranks // self.shape.nodes) if link.per == 'node' else 1
+
+    def over(self, size: float, phase: Phase) -> Use:
+        """What a phase does. Arguments: ``size``, bytes of the full vector."""
+        level, operator, part, members, algorithm = phase
+        link = self.topology.links[level]
+        # Members behind one network card share its rate; of a ring's members one sends out of a node.
+        sharers = 1 if operator == SEND else self.sharers(link)
+        if operator in _PASSES and algorithm in AT_ONCE and link.per != 'pair':
+            # What goes to all peers at once leaves by one port.
+            sharers *= members - 1
+        load = size * part * share(algorithm, operator, members) * sharers / link.rate
+        return level, steps(algorithm, operator, members) * link.latency.value, load
+
+    def phases(self, plan: list[Phase]) -> Terms:
+        """One phase after the other: Σ steps · latency + Σ bytes / rate."""
+        links = self.topology.links
+        names = [f'{one.operator} by {one.algorithm} of {one.members} over {links[one.level].name}' for one in plan]
+        return self.made(', then '.join(names), [self.over(self.op.bytes, phase) for phase in plan])
+
+    def by_rule(self, named: list[Stage], *, graph: bool) -> Terms:
+        """What HCCL takes: the first of its rules that holds. Arguments: ``named``, stages as the links name them."""
+        op, library = self.op, self.library
+        lies = lie(library.tuning, self.shape, self.topology)
+        rule = chosen(library.tuning, op.operator, lies.facts(op.bytes, self.shape.ranks, graph=graph))
+        if rule.between == 'pairwise' and rule.inside == 'flat':
+            made = self.pairwise()
+        elif rule.inside == 'flat':
+            stages = [Stage(level, members, rule.between) for level, members, _ in named]
+            made = self.phases(_plan(op.operator, stages, near=True))
+        elif rule.between == 'pipeline':
+            made = self.pipelined(lies)
+        else:
+            # Between supernodes HCCL has NHR, whatever it takes between servers.
+            beyond = rule.between if rule.between != 'parallel' else 'nhr'
+            algorithms = (rule.inside, beyond, 'nhr' if op.operator != PAIRWISE else beyond)
+            found = [Stage(*one) for one in zip(lies.levels, lies.members, algorithms, strict=True)]
+            inner = found[:1] if rule.inside else [one for one in named if one.level < lies.levels[1]]
+            stages = [one for one in (*inner, *found[1:]) if one.members > 1]
+            both = rule.between == 'parallel'
+            made = self.parallel(stages) if both else self.phases(_plan(op.operator, stages))
+        return made._replace(text=f'{rule.name}: {made.text}')
+
+    def pipelined(self, lies: Lie) -> Terms:
+        """One ring between servers, each of whose parts goes on over the mesh of a server while the next comes.
+
+        HCCL's manual: (servers − 1) · max(α + bytes · β of both links) + α + bytes · β of the inner, each a rank's
+        part; an all-reduce has it twice. Of an all-to-all a server's part goes between servers, of which a rank's goes
+        on.
+        """
+        op, ranks = self.op, self.shape.ranks
+        inside, servers = lies.members[0], lies.members[1] * lies.members[2]
+        inner, outer = lies.levels[0], lies.levels[2 if lies.members[2] > 1 else 1]
+        near, far = self.topology.links[inner], self.topology.links[outer]
+        passes, part = _PASSES[op.operator], op.bytes / ranks
+        sent = part * (inside if op.operator == PAIRWISE else 1)
+        over, on = sent * self.sharers(far) / far.rate, part * self.sharers(near) / near.rate
+        behind = over + far.latency.value < on + near.latency.value
+        # Steps in which the inner link sets the pace, and the outer.
+        turns = (passes * servers, 0) if behind else (passes, passes * (servers - 1))
+        paced = [(inner, turns[0] * near.latency.value, turns[0] * on),
+                 (outer, turns[1] * far.latency.value, turns[1] * over)]  # fmt: skip
+        uses = [(inner, 0.0, passes * servers * on), (outer, 0.0, passes * (servers - 1) * over)]
+        text = f'{op.operator} of {ranks} in a pipeline of {near.name} and {far.name}'
+        return self.made(text, uses, paced, paced)
+
+    def parallel(self, stages: list[Stage]) -> Terms:
+        """Half of the vector goes over the inner link first and half over the outer, so that both are in use."""
+        op, uses, paced = self.op, list[Use](), list[Use]()
+        for operator in ('reduce_scatter', 'all_gather') if op.operator == 'all_reduce' else (op.operator,):
+            for pair in zip(_plan(operator, stages), _plan(operator, stages, near=True), strict=True):
+                both = [self.over(op.bytes / 2, phase) for phase in pair]
+                paced.append(max(both, key=lambda use: use[1] + use[2]))
+                uses += both
+        text = f'{op.operator} of {self.shape.ranks}, half over each level at once'
+        return self.made(text, uses, paced, paced)
+
+    def flat(self) -> Terms:
+        """One ring through all levels at once; its rings leave a domain by all of its members' channels.
+
+        α as NCCL counts it (2.30, tuning.cc, ring latency): each of passes × (p − 1) steps has the latency of the level
+        that it crosses. The level that is slowest sets the pace.
+        """
+        op, ranks, uses = self.op, self.shape.ranks, list[Use]()
+        below, inside = ranks, 1
+        for level, (link, members, domains) in enumerate(self.levels):
+            # Each of the domain's members has a ring of its own that leaves it, with its part of the vector.
+            part = share('ring', op.operator, ranks) / inside if below > domains else 0.0
+            latency = _PASSES[op.operator] * (below - domains) * link.latency.value
+            uses.append((level, latency, op.bytes * part * self.sharers(link) / link.rate))
+            below, inside = domains, inside * members
+        text = f'{op.operator} by one ring of {ranks} over {self.crossed(uses)}'
+        return self.made(text, uses, transfers=[max(uses, key=itemgetter(2))])
+
+    @property
+    def levels(self) -> Iterator[tuple[Link, int, int]]:
+        """Of each level its link, members and domains."""
+        return zip(self.topology.links, self.shape.members, self.shape.domains, strict=True)
+
+    def crossed(self, uses: list[Use]) -> str:
+        """The names of links that do any work."""
+        return ' and '.join(self.topology.links[level].name for level, _, load in uses if load)
+
+    def pairwise(self) -> Terms:
+        """A p-th of the vector to every peer, one after the other, over the link that parts it from this rank.
+
+        Does not model: steps in which some ranks have near peers and others far ones.
+        """
+        op, ranks, uses = self.op, self.shape.ranks, list[Use]()
+        inside = 1
+        for level, (link, members, _) in enumerate(self.levels):
+            peers = min(inside * members, ranks) - inside
+            # On a mesh each peer has its own link, so that all parts go at once.
+            at_once = members - 1 if link.algorithm_for(members) == 'mesh' and members > 1 else 1
+            load = op.bytes * peers / at_once / ranks * self.sharers(link) / link.rate
+            uses.append((level, peers / at_once * link.latency.value, load))
+            inside += peers
+        return self.made(f'{op.operator} by pairs of {ranks} over {self.crossed(uses)}', uses)
+
+    def once_a_node(self) -> Terms:
+        """Tokens go once to each other node that has an expert of theirs, and there to each device that has one.
+
+        Both ways at once, as what comes is forwarded. Source: deepseek-ai/DeepEP, csrc/kernels/internode.cu: a token
+        goes by RDMA to the device of the same place in the other node, and over NVLink from there; its groups are
+        limited as the router says. Experts are taken as drawn independently. Does not model: multiprocessors that it
+        takes.
+        """
+        op, ranks, nodes, drawn = self.op, self.shape.ranks, self.shape.nodes, self.op.dims['once']
+        tokens = op.bytes / drawn
+        reached = distinct(nodes, drawn)
+        if op.dims.get('groups', 1) % nodes == 0:
+            # Groups lie whole on nodes.
+            reached = min(reached, op.dims['group_top_k'])
+        inside = ranks / nodes
+        forwarded = min(distinct(ranks, drawn), reached * distinct(inside, drawn)) * (inside - 1) / inside
+        uses: list[Use] = []
+        for level, (link, members, domains) in enumerate(self.levels):
+            copies = reached * (nodes - 1) / nodes if domains < nodes else forwarded
+            load = tokens * copies * self.sharers(link) / link.rate if members > 1 else 0.0
+            uses.append((level, link.latency.value if load else 0.0, load))
+        text = f'{op.operator} of {ranks}, a token once a node, over {self.crossed(uses)}'
+        return self.made(text, uses, transfers=[max(uses, key=itemgetter(2))])
+
+    def chosen(self, crossed: list[int]) -> Terms:
+        """What NCCL takes: of its algorithms and protocols the one whose message is over first."""
+        passes, tuning = _PASSES[self.op.operator], self.library.tuning
+        found = [*self.choices(passes, self.flat())]
+        link = self.topology.links[crossed[0]]
+        if len(crossed) == 1 and passes == 2 and link.algorithm_for(self.shape.ranks) == 'nvls':
+            switch = self.phases(_plan(self.op.operator, [self.stage(crossed[0])]))
+            transfer = switch.transfer / _SWITCH_RATE.get(tuning, 1.0)
+            found.append(switch._replace(alpha=SWITCH, transfer=transfer, text=f'{switch.text}, Simple'))
+        return min(found, key=lambda one: one.alpha + one.transfer)
+
+    def choices(self, passes: int, ring: Terms) -> Iterator[Terms]:
+        """What NCCL weighs for a group. Arguments: ``passes``, 2 for an all-reduce; ``ring``, a ring at its best.
+
+        Does not model: trees in one node, channels fewer than the links could feed.
+        """
+        shape, by_ring = self.shape, passes * (self.shape.ranks - 1) / self.shape.ranks
+        start, named = self.library.start.value, f'{self.op.operator} by {{}} of {shape.ranks}'
+
+        def under(text: str, alpha: float, longer: float, transfer: float) -> Terms:
+            # Its transfer is so many times as long as that of the ring.
+            return Terms(start + alpha, transfer, tuple(load * longer for load in ring.loads), ring.figures, text)
+
+        if passes == 1 and shape.nodes == shape.ranks:
+            # Parallel aggregated trees: log steps, and a part that grows with the ranks.
+            outermost = self.topology.links[shape.outermost]
+            hop = outermost.latency.value + (_PAT_HOP - _HOP['network', 'ring'][0]) * 1e-6
+            alpha = (_PAT_BASE - _BASE['ring'][0]) * 1e-6 + math.floor(math.log2(shape.nodes)) * hop / 3.5
+            text = f'{named.format("parallel trees")}, Simple'
+            yield under(text, alpha + shape.ranks * _PAT_RANK, 1 / _PAT, ring.transfer * (1 / _PAT))
+        # The step of a ring in which a block of threads sends nothing, over those in which it sends. Each block goes
+        # through its steps one by one, p for a gather and 2p - 1 for an all-reduce: it sends in all but the last, which
+        # copies to the result what came (NCCL, src/device/all_gather.h, reduce_scatter.h, all_reduce.h). Between nodes
+        # the network sets the pace, not the blocks.
+        idle = 1 / (passes * (shape.ranks - 1)) if shape.nodes == 1 else 0.0
+        for algorithm in ('ring', 'tree') if passes == 2 and shape.nodes > 1 else ('ring',):
+            # Up and down a tree goes the whole vector.
+            sent = by_ring if algorithm == 'ring' else 2 / _TREE
+            for at, protocol in enumerate(PROTOCOLS):
+                most = _LL_MOST[self.library.tuning][min(shape.nodes, 3) - 1] * 1e9
+                # However fast the links.
+                least = sent * self.op.bytes / most if protocol == 'LL' else 0.0
+                longer = sent / by_ring / _RATE[algorithm][at]
+                text = ring.text if algorithm == 'ring' else named.format('one tree')
+                transfer = max(ring.transfer * longer, least) * (1 + idle)
+                yield under(f'{text}, {protocol}', self.hops(algorithm, at, passes), longer, transfer)
+
+    def hops(self, algorithm: str, at: int, passes: int) -> float:
+        """Seconds of all hops, and by how much a protocol starts later than LL on a ring."""
+        seconds = (_BASE[algorithm][at] - _BASE['ring'][0]) * 1e-6
+        below, node = self.shape.ranks, self.topology.node
+        for size, (link, _, domains) in zip(self.topology.sizes, self.levels, strict=True):
+            near = 'pcie' if link.bandwidth.value <= _PCIE else 'nvlink'
+            place = 'network' if not size or size > node else near
+            hops: float = passes * (below - domains)
+            if algorithm == 'tree':
+                # Between nodes a double binary tree; in each, a chain.
+                hops = 2 * (math.log2(below / domains) if place == 'network' else math.ceil(below / domains) - 1)
+            # A link's own latency is that of a ring under LL; NCCL's table says how much more the others take.
+            seconds += hops * (link.latency.value + (_HOP[place, algorithm][at] - _HOP[place, 'ring'][0]) * 1e-6)
+            below = domains
+        return seconds
 
 
 def symmetric(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms | None:
@@ -475,79 +495,3 @@ _PAT_BASE, _PAT_HOP = 8.0, 14.0
 _PAT_RANK: Final = 2.8e-6
 _SWITCH_RATE: Final = {'hopper': 0.85, 'blackwell': 0.74}
 """Part of the links' rate that the switch reaches where it adds (nvlsEfficiency)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One way to go.
-
-    Arguments:
-        alpha: seconds of its hops, beside the start of any collective.
-        longer: its transfer over that of a ring at its best.
-        least: seconds that its transfer takes at least, however fast the links.
-        idle: of its transfer beside, the part in which the links have nothing to send.
-    """
-
-    algorithm: str
-    protocol: str
-    alpha: float
-    longer: float
-    least: float
-    idle: float
-
-
-def choices(passes: int, size: float, shape: Shape, topology: Topology, tuning: str) -> Iterator[Choice]:
-    """What NCCL weighs for a group. Arguments: ``passes``, 2 for an all-reduce; ``size``, bytes of the full vector.
-
-    Does not model: trees in one node, channels fewer than the links could feed.
-    """
-    ring = passes * (shape.ranks - 1) / shape.ranks
-    if passes == 1 and shape.nodes == shape.ranks:
-        # Parallel aggregated trees: log steps, and a part that grows with the ranks.
-        hop = topology.links[shape.outermost].latency.value + (_PAT_HOP - _HOP['network', 'ring'][0]) * 1e-6
-        alpha = (_PAT_BASE - _BASE['ring'][0]) * 1e-6 + math.floor(math.log2(shape.nodes)) * hop / 3.5
-        yield Choice('pat', 'Simple', alpha + shape.ranks * _PAT_RANK, 1 / _PAT, 0.0, 0.0)
-    for algorithm in ('ring', 'tree') if passes == 2 and shape.nodes > 1 else ('ring',):
-        # Up and down a tree goes the whole vector.
-        sent = ring if algorithm == 'ring' else 2 / _TREE
-        for at, protocol in enumerate(PROTOCOLS):
-            most = _LL_MOST[tuning][min(shape.nodes, 3) - 1] * 1e9
-            least = sent * size / most if protocol == 'LL' else 0.0
-            alpha = _alpha(algorithm, at, passes, shape, topology)
-            yield Choice(algorithm, protocol, alpha, sent / ring / _RATE[algorithm][at], least, _idle(passes, shape))
-
-
-def _idle(passes: int, shape: Shape) -> float:
-    """The step of a ring in which a block of threads sends nothing, over those in which it sends.
-
-    Each block goes through its steps one by one, p for a gather and 2p - 1 for an all-reduce: it sends in all but the
-    last, which copies to the result what came (NCCL, src/device/all_gather.h, reduce_scatter.h, all_reduce.h). Between
-    nodes the network sets the pace, not the blocks.
-    """
-    return 1 / (passes * (shape.ranks - 1)) if shape.nodes == 1 else 0.0
-
-
-def _alpha(algorithm: str, at: int, passes: int, shape: Shape, topology: Topology) -> float:
-    """Seconds of all hops, and by how much a protocol starts later than LL on a ring."""
-    seconds = (_BASE[algorithm][at] - _BASE['ring'][0]) * 1e-6
-    below = shape.ranks
-    for level, (link, domains) in enumerate(zip(topology.links, shape.domains, strict=True)):
-        place = _place(link, topology.sizes[level], topology.node)
-        hops: float = passes * (below - domains)
-        if algorithm == 'tree':
-            # Between nodes a double binary tree; in each, a chain.
-            hops = 2 * (math.log2(below / domains) if place == 'network' else math.ceil(below / domains) - 1)
-        seconds += hops * _hop(algorithm, at, link, place)
-        below = domains
-    return seconds
-
-
-def _place(link: Link, size: int, node: int) -> str:
-    if not size or size > node:
-        return 'network'
-    return 'pcie' if link.bandwidth.value <= _PCIE else 'nvlink'
-
-
-def _hop(algorithm: str, at: int, link: Link, place: str) -> float:
-    """A link's own latency is that of a ring under LL; NCCL's table says how much more the others take."""
-    return link.latency.value + (_HOP[place, algorithm][at] - _HOP[place, 'ring'][0]) * 1e-6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import Final, NamedTuple, TypeVar
@@ -12,24 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar import errors, hardware
+from simpar.cost import costs as costing
 from simpar.cost.collective import Alike, ClusterCollectives, demand
 from simpar.cost.compute import MATRIX, NO_WORK, STAGE, DeviceCompute, StackCompute, dispatches
-from simpar.cost.costs import (
-    FREE,
-    MOST_KINDS,
-    Array,
-    Block,
-    CollectiveCost,
-    CollectiveModel,
-    Communication,
-    ComputeCost,
-    ComputeModel,
-    Costs,
-    Entries,
-    LinkNames,
-    Taking,
-    lasts,
-)
 from simpar.cost.formula import PAIRWISE
 from simpar.hardware.topology import Kernels
 from simpar.model.operators.attention import CONTEXT_ATTENTION
@@ -40,7 +25,7 @@ from simpar.units import quantise
 BLOM: Final = 0.375
 """Blom's constant: what makes the quantile of a rank near its expectation, for samples of any size."""
 T = TypeVar('T')
-Messages = Sequence[Communication]
+Messages = Sequence[costing.Communication]
 """Of an op class, one for each group."""
 
 
@@ -69,25 +54,7 @@ class Effects:
     spread: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Wired:
-    """A cluster that equals others of the same links and library, whatever devices stand behind these."""
-
-    levels: tuple[object, ...]
-    cluster: hardware.Cluster = field(compare=False)
-
-    @staticmethod
-    def of(cluster: hardware.Cluster) -> _Wired:
-        profile = cluster.profile
-        levels = (profile.devices, profile.links, profile.library, profile.tables.collective)
-        return _Wired((cluster.links, cluster.nodes, cluster.devices, cluster.placement, *levels), cluster)
-
-
-def _collectives_of(wired: _Wired) -> ClusterCollectives:
-    return ClusterCollectives(wired.cluster)
-
-
-def _messages_of(program: Program, collective: CollectiveModel) -> Communicated:
+def _messages_of(program: Program, collective: costing.CollectiveModel) -> Communicated:
     """What a model of collectives makes of a program's messages, without a stack."""
     return Communicated(program, collective, program.cost_kinds[1])
 
@@ -98,9 +65,9 @@ def price(
     effects: Effects = Effects(),
     *,
     models: Session | None = None,
-    compute: ComputeModel | None = None,
-    collective: CollectiveModel | None = None,
-) -> Costs:
+    compute: costing.ComputeModel | None = None,
+    collective: costing.CollectiveModel | None = None,
+) -> costing.Costs:
     """Isolated seconds of every op class, what slows what, and which links each collective uses.
 
     Arguments: ``models``, a session that keeps those of devices and links for other programs; ``compute`` and
@@ -123,19 +90,19 @@ class Pricer:
         cluster: hardware.Cluster,
         *,
         models: Session | None = None,
-        compute: ComputeModel | None = None,
-        collective: CollectiveModel | None = None,
+        compute: costing.ComputeModel | None = None,
+        collective: costing.CollectiveModel | None = None,
     ) -> None:
         if program.world > cluster.world:
             raise errors.Infeasible(f'the program has {program.world} ranks, the cluster {cluster.world} devices')
         models, stack = models or Session(), cluster.stack
         self.bare = compute or models.once(DeviceCompute, profile=cluster.profile)
         self.stacked = StackCompute(self.bare, cluster.profile, stack) if stack else None
-        self.compute: ComputeModel = self.stacked or self.bare
-        self.collective = collective or models.once(_collectives_of, wired=_Wired.of(cluster))
+        self.compute: costing.ComputeModel = self.stacked or self.bare
+        self.collective = collective or models.once(ClusterCollectives, cluster=cluster)
         self._program = program
         self._cluster = cluster
-        self._priced: tuple[Effects, Costs] | None = None
+        self._priced: tuple[Effects, costing.Costs] | None = None
         # By op class the number of its cost key, and an op class of each; a stack tells ops apart that cost the same
         # without it.
         if self.stacked:
@@ -148,7 +115,7 @@ class Pricer:
             self._messages = models.once(_messages_of, program=program, collective=self.collective)
         self._computed = self._seconds_of(self.compute)
 
-    def costs(self, effects: Effects = Effects()) -> Costs:
+    def costs(self, effects: Effects = Effects()) -> costing.Costs:
         """The costs with some effects on."""
         # Of two states that differ in what this cluster has not, the costs are the same.
         effects = replace(effects, **self._absent) if self._absent else effects
@@ -156,14 +123,14 @@ class Pricer:
             self._priced = effects, self._costs(effects)
         return self._priced[1]
 
-    def _costs(self, effects: Effects) -> Costs:
+    def _costs(self, effects: Effects) -> costing.Costs:
         cluster, program = self._cluster, self._program
         seconds = self._compute_seconds(effects)
         taxes = self._taxes if effects.slow_down else {Tax(1.0, 1.0, False): list[int]()}
         slowed = cluster.profile.slow_down.collective.value if effects.slow_down else 1.0
         kind, (usual, *others) = self._kind, taxes
         messages, links = self._messages.of(effects)
-        return Costs(
+        return costing.Costs(
             compute=_still(seconds[self._kind]),
             host=_still(self._host(effects)),
             beside_communication=_still(usual.beside(self._ops)[self._kind]),
@@ -175,21 +142,23 @@ class Pricer:
             communication=_by_class(kind, messages),
             links=links,
             waiting_slows=usual.waits,
-            kinds=tuple([Taking(np.isin(kind, taxes[one]), one.beside(self._ops)[kind], one.waits) for one in others]),
+            kinds=tuple(
+                [costing.Taking(np.isin(kind, taxes[one]), one.beside(self._ops)[kind], one.waits) for one in others]
+            ),
             why=self._why,
             grades=self._grades(seconds.tolist(), messages),
         )
 
-    def _seconds_of(self, model: ComputeModel) -> dict[int, ComputeCost]:
+    def _seconds_of(self, model: costing.ComputeModel) -> dict[int, costing.ComputeCost]:
         """What a model says of each cost key that computes."""
         return {kind: model.seconds(op) for kind, op in enumerate(self._ops) if op.kind == 'compute'}
 
     @cached_property
-    def _unstacked(self) -> dict[int, ComputeCost]:
+    def _unstacked(self) -> dict[int, costing.ComputeCost]:
         """Of the device alone; most predictions never ask for it."""
         return self._seconds_of(self.bare)
 
-    def _host(self, effects: Effects) -> Array:
+    def _host(self, effects: Effects) -> costing.Array:
         """Seconds that the host takes to issue an op, by op class."""
         stack, plain = self._cluster.stack, self._cluster.profile.host.seconds.value
         if not effects.launch:
@@ -248,7 +217,7 @@ class Pricer:
         queues = self._cluster.queues
         return queues if queues < max(len(role.streams) for role in self._program.roles) else 0
 
-    def _compute_seconds(self, effects: Effects) -> Array:
+    def _compute_seconds(self, effects: Effects) -> costing.Array:
         """By cost key."""
         compute = np.zeros(len(self._ops))
         asked = self._unstacked if self.stacked and not effects.framework else self._computed
@@ -273,7 +242,7 @@ class Pricer:
             if computed is not None:
                 seconds[computed.grade] += compute[kind] * count
             else:
-                seconds[self._messages.costs[kind][0].grade] += sum(lasts(communication[kind], 0)) * count
+                seconds[self._messages.costs[kind][0].grade] += sum(costing.lasts(communication[kind], 0)) * count
         return {grade: total for grade, total in seconds.items() if total > 0}
 
 
@@ -321,7 +290,7 @@ def _later_stages(program: Program) -> NDArray[np.int64]:
     return np.array([*found.values()], dtype=np.int64)
 
 
-def rank_speeds(world: int, cluster: hardware.Cluster, spread: float = 0.0) -> Array:
+def rank_speeds(world: int, cluster: hardware.Cluster, spread: float = 0.0) -> costing.Array:
     """Of all ranks. Arguments: ``spread`` of devices, as of ``Cluster``, whose slow devices are told by number."""
     speeds = np.full(world, 1.0 / slowest(world, spread))
     for device, speed in cluster.slow.items():
@@ -334,7 +303,7 @@ def _by_class(kind: NDArray[np.int64], made: Mapping[int, T]) -> dict[int, T]:
     return {index: made[key] for index, key in enumerate(kind.tolist()) if key in made}
 
 
-def _still(values: Array) -> Array:
+def _still(values: costing.Array) -> costing.Array:
     """The same, which nobody may change."""
     values.flags.writeable = False
     return values
@@ -368,7 +337,7 @@ class Communicated:
     def __init__(
         self,
         program: Program,
-        collective: CollectiveModel,
+        collective: costing.CollectiveModel,
         ops: Sequence[OpClass],
         copied: Callable[[OpClass], float] | None = None,
     ) -> None:
@@ -378,7 +347,7 @@ class Communicated:
         self._lie: dict[tuple[str, str, int], tuple[NDArray[np.int32], list[NDArray[np.int64]]]] = {}
         self._made: dict[tuple[bool, ...], tuple[dict[int, Messages], Sequence[str]]] = {}
         self._copied = {number: seconds for number, op in enumerate(ops) if copied and (seconds := copied(op))}
-        self.costs: dict[int, tuple[CollectiveCost, ...]] = {}
+        self.costs: dict[int, tuple[costing.CollectiveCost, ...]] = {}
         for number, op in enumerate(ops):
             if op.kind == 'compute':
                 continue
@@ -405,13 +374,13 @@ class Communicated:
         """By cost key, a message of each group; links have numbers by first use."""
         numbers: dict[str, int] = {}
 
-        def message(kind: int, cost: CollectiveCost) -> Communication:
+        def message(kind: int, cost: costing.CollectiveCost) -> costing.Communication:
             links = cost.links if effects.link_sharing else ()
             alpha, transfer, parts = _isolated(effects, cost, tuple([part for _, part in links]))
             alpha += self._copies(kind, effects)
             own = [numbers.setdefault(name, len(numbers)) for name, _ in links] if parts else []
             # Sorted, so that equal costs are equal whatever order their links were found in.
-            return Communication(alpha, transfer, tuple(sorted(zip(own, parts, strict=True))))
+            return costing.Communication(alpha, transfer, tuple(sorted(zip(own, parts, strict=True))))
 
         made: dict[int, Messages] = {
             kind: tuple([message(kind, cost) for cost in costs]) for kind, costs in self.costs.items()
@@ -428,9 +397,9 @@ class Communicated:
                 alpha, transfer, parts = _isolated(effects, one.cost, one.parts if effects.link_sharing else ())
                 alpha += self._copies(kind, effects)
                 links = numbers.of(one.channels) if parts else one.channels[:, :0]
-                blocks.append(Block(one.rows, alpha, transfer, links, parts, one.widths if parts else ()))
-            made[kind] = Entries(tuple(blocks))
-        return made, LinkNames(numbers.channels, collective.name)
+                blocks.append(costing.Block(one.rows, alpha, transfer, links, parts, one.widths if parts else ()))
+            made[kind] = costing.Entries(tuple(blocks))
+        return made, tuple(map(collective.name, numbers.channels.tolist()))
 
     def _copies(self, kind: int, effects: Effects) -> float:
         """Seconds of a message in which no link is used, as its rank copies."""
@@ -481,7 +450,7 @@ class _Numbers:
 
 
 def _isolated(
-    effects: Effects, cost: CollectiveCost, parts: tuple[float, ...]
+    effects: Effects, cost: costing.CollectiveCost, parts: tuple[float, ...]
 ) -> tuple[float, float, tuple[float, ...]]:
     """Latency, transfer and demands of links, on the engine's grid. Arguments: ``parts``, demands as priced."""
     if effects.small_operator:
@@ -495,7 +464,7 @@ def _isolated(
 
 def _beside_compute(op: OpClass, slowed: float) -> float:
     """The speed of an op beside compute; engines that copy to the host and back take some hundredth of the memory."""
-    return FREE if op.operator == COPY else 1.0 if op.kind == 'compute' else slowed
+    return costing.FREE if op.operator == COPY else 1.0 if op.kind == 'compute' else slowed
 
 
 class Tax(NamedTuple):
@@ -505,7 +474,7 @@ class Tax(NamedTuple):
     memory: float
     waits: bool
 
-    def beside(self, ops: Sequence[OpClass]) -> Array:
+    def beside(self, ops: Sequence[OpClass]) -> costing.Array:
         """The speed of each op."""
 
         def speed(op: OpClass) -> float:
@@ -525,7 +494,7 @@ def taxes_of(cluster: hardware.Cluster, program: Program, ops: Sequence[OpClass]
             found.setdefault(tax, []).append(number)
     first = [one for one in usual if one in found or not found]
     found = {**{one: [] for one in first[:1]}, **found}
-    while len(found) > MOST_KINDS:
+    while len(found) > costing.MOST_KINDS:
         # Further ones are taken together, for what the worst of them takes.
         (one, own), (other, others) = found.popitem(), found.popitem()
         both = Tax(min(one.matrix, other.matrix), min(one.memory, other.memory), one.waits or other.waits)

@@ -18,5 +18,5 @@ from simpar.layout.layout import (
     size_of,
     union,
 )
-from simpar.layout.operators import ONE, Rule, Strategy, reshape
+from simpar.layout.operators import ONE, Placed, Rule, Strategy, reshape
 from simpar.layout.redistribution import Method, Part, Redistribution, redistribute

@@ -14,7 +14,6 @@ from math import gcd, log2, prod
 
 from simpar.errors import Infeasible
 from simpar.layout.layout import TensorLayout, mapped, size_of
-from simpar.layout.redistribution import Redistribution, redistribute
 
 # The valid strategies that are nearest to one that cannot be.
 
@@ -150,7 +149,7 @@ class Rule:
             return f'is split into {count}, but becomes a dim of which only {self.lengths[name]} slices are whole'
         return ''
 
-    def sharded(self, strategy: Strategy, world: int, out_strategy: Sequence[int] = ()) -> Sharded:
+    def sharded(self, strategy: Strategy, world: int, out_strategy: Sequence[int] = ()) -> Placed:
         """The operator sharded by a strategy over ``world`` ranks.
 
         Arguments: ``out_strategy``, into how many slices each dim of the output is to be split; empty: as it follows.
@@ -174,14 +173,7 @@ class Rule:
         # What is contracted and sharded leaves a part of the sum on every rank of its axis.
         sums = [name for name in self.order if name not in self.output and counts.get(name, 1) > 1]
         local = layout(self.output, sums)
-        return Sharded(
-            operator=self,
-            strategy=strategy,
-            matrix=tuple(matrix),
-            inputs=tuple(map(layout, self.inputs)),
-            local=local,
-            output=self.output_of(local, out_strategy),
-        )
+        return Placed(tuple(map(layout, self.inputs)), local, self.output_of(local, out_strategy))
 
     def output_of(self, local: TensorLayout, out_strategy: Sequence[int]) -> TensorLayout:
         """The output's layout: summed, or scattered where the out_strategy asks for it.
@@ -221,50 +213,24 @@ class Rule:
         return found
 
 
-@dataclass(frozen=True)
-class Sharded:
-    """An operator sharded by a strategy.
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Layouts of an operator's ``inputs``; ``local``, of what a rank computes; ``output``, without pending sums."""
 
-    Arguments:
-        matrix: the device matrix without the replicated axis.
-        inputs: their layouts.
-        local: the layout of what a rank computes, partial sums included.
-        output: that of the result.
-    """
-
-    operator: Rule
-    strategy: Strategy
-    matrix: tuple[int, ...]
     inputs: tuple[TensorLayout, ...]
     local: TensorLayout
     output: TensorLayout
 
-    @property
-    def forward(self) -> Redistribution:
-        """The sum behind the operator: an all-reduce, a reduce-scatter, or nothing."""
-        return redistribute(self.operator.output_shape, self.local, self.output)
-
-    @property
-    def backward(self) -> Redistribution:
-        """What the output's gradient passes on its way back: an all-reduce, an all-gather, or nothing."""
-        return self.forward.backward()
-
-    def slice_shape(self, place: int) -> tuple[int, ...]:
-        """Shape of a rank's slice of an input."""
-        return self.inputs[place].slice_shape(self.operator.shapes[place])
-
 
 Shape = tuple[int, ...]
-_NORMALISED = 'is normalised over and must stay unsharded'
+NORMALISED = 'is normalised over and must stay unsharded'
 
 
 def matmul(name: str, x: Shape, w: Shape, *, transpose_a: bool = False, transpose_b: bool = False) -> Rule:
-    """x [m, k] · w [k, n] → [m, n]; transposed operands are [k, m] and [n, k]. The device matrix is (m, k, n)."""
-    return batch_matmul(name, x, w, transpose_a=transpose_a, transpose_b=transpose_b)
+    """x [batch..., m, k] · w [batch..., k, n] → [batch..., m, n]; transposed operands are [..., k, m] and [..., n, k].
 
-
-def batch_matmul(name: str, x: Shape, w: Shape, *, transpose_a: bool = False, transpose_b: bool = False) -> Rule:
-    """x [batch..., m, k] · w [batch..., k, n] → [batch..., m, n]."""
+    The device matrix is (batch..., m, k, n).
+    """
     batch = tuple(f'b{index}' for index in range(len(x) - 2))
     left = (*batch, 'k', 'm') if transpose_a else (*batch, 'm', 'k')
     right = (*batch, 'n', 'k') if transpose_b else (*batch, 'k', 'n')
@@ -333,28 +299,12 @@ def gather_elements(name: str, x: Shape, index: Shape) -> Rule:
     )
 
 
-def softmax(name: str, x: Shape, dim: int = -1) -> Rule:
-    """Softmax over one dim, which must stay unsharded."""
-    names = tuple(f'd{index}' for index in range(len(x)))
-    return Rule(name, (names,), names, (x,), x, names, {names[dim]: _NORMALISED})
-
-
-def layer_norm(name: str, x: Shape, *, dims: int = 1) -> Rule:
-    """LayerNorm of x with weight and bias over the last ``dims`` dims, which must stay unsharded."""
-    return _norm(name, x, dims, parameters=2)
-
-
-def rms_norm(name: str, x: Shape, *, dims: int = 1) -> Rule:
-    """RMSNorm of x with a weight over the last ``dims`` dims, which must stay unsharded."""
-    return _norm(name, x, dims, parameters=1)
-
-
-def _norm(name: str, x: Shape, dims: int, parameters: int) -> Rule:
+def normalised(name: str, x: Shape, dims: Sequence[int] = (-1,), *, parameters: int = 0) -> Rule:
+    """A softmax over dims, or a norm with so many parameters along them; these dims must stay unsharded."""
     names = tuple(f'd{dim}' for dim in range(len(x)))
-    normalised = names[-dims:]
-    inputs = (names, *(normalised,) * parameters)
-    shapes = (x, *(x[-dims:],) * parameters)
-    return Rule(name, inputs, names, shapes, x, names, dict.fromkeys(normalised, _NORMALISED))
+    over = tuple(names[dim] for dim in dims)
+    inputs, shapes = (names, *(over,) * parameters), (x, *(tuple(x[dim] for dim in dims),) * parameters)
+    return Rule(name, inputs, names, shapes, x, names, dict.fromkeys(over, NORMALISED))
 
 
 def embedding(name: str, weight: Shape, indices: Shape) -> Rule:
@@ -368,14 +318,10 @@ def embedding(name: str, weight: Shape, indices: Shape) -> Rule:
     return Rule(name, (('v', 'h'), places), (*places, 'h'), (weight, indices), (*indices, weight[1]), order, {})
 
 
-def cross_entropy(name: str, logits: Shape, *, classes: bool = True) -> Rule:
-    """Mean of the softmax cross-entropy of logits [..., classes] with labels → a number; classes stay full.
-
-    Arguments: ``classes``: labels are class numbers [...], or else probabilities as the logits.
-    """
+def cross_entropy(name: str, logits: Shape) -> Rule:
+    """Mean of the softmax cross-entropy of logits [..., classes] with labels [...] → a number; classes stay full."""
     names = tuple(f'd{dim}' for dim in range(len(logits)))
-    labels, shape = (names[:-1], logits[:-1]) if classes else (names, logits)
-    return Rule(name, (names, labels), (), (logits, shape), (), names, {names[-1]: _NORMALISED})
+    return Rule(name, (names, names[:-1]), (), (logits, logits[:-1]), (), names, {names[-1]: NORMALISED})
 
 
 def mean_loss(name: str, y: Shape) -> Rule:

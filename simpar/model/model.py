@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
@@ -239,22 +239,11 @@ FORMAT: Final = 'simpar module 1'
 SHORT: Final = 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """What a graph's text says.
+class Exported(NamedTuple):
+    """What a module's text says: its graph of ``batch`` samples; ``notes``, what was left out."""
 
-    Arguments:
-        batch: samples that its shapes are of.
-        layers: how many of its operators' layers there are.
-        notes: what was left out of the module.
-    """
-
-    name: str
+    graph: Graph
     batch: int
-    layers: int
-    sources: tuple[Source, ...]
-    nodes: tuple[Node, ...]
-    shapes: Mapping[str, tuple[int, ...]]
     notes: tuple[str, ...]
 
 
@@ -290,7 +279,7 @@ class FromModule(Model):
     @property
     def nodes(self) -> tuple[Node, ...]:
         """Its operators."""
-        return self.exported.nodes
+        return self.exported.graph.nodes
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -300,25 +289,14 @@ class FromModule(Model):
     @property
     def layers(self) -> tuple[Node, ...]:
         """Its operators, which is what its size is estimated from."""
-        return self.exported.nodes
+        return self.nodes
 
     def graph(self, batch: int, *, digits: bool = False) -> Graph:
         """Of so many samples."""
-        found = self.exported
-
-        def rows(shape: tuple[int, ...]) -> tuple[int, ...]:
-            return (shape[0] * batch // found.batch, *shape[1:])
-
-        sources = tuple(Source(one.name, rows(one.shape), one.drawn, one.integer) for one in found.sources)
-        return Graph(
-            nodes=found.nodes,
-            sources=sources,
-            shapes={name: rows(shape) for name, shape in found.shapes.items()},
-            deviation=0.0,
-            drawn_labels='classes',
-            layers=found.layers,
-            hands_on=False,
-        )
+        graph, samples, _ = self.exported
+        shapes = {name: (shape[0] * batch // samples, *shape[1:]) for name, shape in graph.shapes.items()}
+        sources = tuple(replace(one, shape=shapes[one.name]) for one in graph.sources)
+        return replace(graph, sources=sources, shapes=shapes)
 
     @property
     def counted(self) -> Mapping[str, Sequence[int]]:
@@ -329,11 +307,11 @@ class FromModule(Model):
     @property
     def counts(self) -> dict[str, int]:
         """How many there are of each; what stands behind the last layer is none."""
-        return {'operators': len(self.nodes), 'layers': self.exported.layers}
+        return {'operators': len(self.nodes), 'layers': self.exported.graph.layers}
 
     def problems(self, asked: Asked) -> Iterator[errors.Problem]:
         """Samples of mnist, classes of what has none."""
-        found = self.exported
+        found = self.exported.graph
         if asked.data == 'mnist':
             yield errors.Problem(
                 ('workload', 'data'), 'mnist has one image and a class, not the inputs of a module', 'write random'
@@ -366,8 +344,9 @@ def _read(text: str) -> Exported:
         if not known.issuperset(node.reads):
             raise ValueError(f'{node.name} reads what is not there')
         known.add(node.name)
-    return Exported(name=tree['name'], batch=tree['batch'], layers=tree['layers'], sources=sources, nodes=nodes,
-                    shapes=shapes, notes=tuple(tree['notes']))  # fmt: skip
+    graph = Graph(nodes=nodes, sources=sources, shapes=shapes, deviation=0.0, drawn_labels='classes',
+                  layers=tree['layers'], hands_on=False)  # fmt: skip
+    return Exported(graph, tree['batch'], tuple(tree['notes']))
 
 
 def _node(one: dict[str, Any], samples: int) -> Node:

@@ -5,7 +5,6 @@ are those of MindSpore's C++ (``rec_partition.cc``, ``rec_generate_strategy.cc``
 version.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
@@ -71,7 +70,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Primitive(ABC):
+class Primitive:
     """One of MindSpore's operators, by its name there.
 
     Arguments: ``same_backward``: programs show its backward by the same name; ``stops``: in double recursive search a
@@ -94,9 +93,8 @@ class Primitive(ABC):
     follows_main_only: ClassVar[bool] = False
     """In 2.10 it takes what comes in from a main operator alone."""
 
-    @abstractmethod
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
-        """Its named dims.
+        """Its named dims; of what models of the library alone have, operators tell them (``Operator.axes``).
 
         Arguments:
             name: for messages.
@@ -104,6 +102,7 @@ class Primitive(ABC):
             shapes: of what it reads, unsharded.
             output: shape of its result, unsharded.
         """
+        raise NotImplementedError(self.name)
 
     # double recursive search gives the operators that are not main the strategy of a neighbour
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from simpar.files import read_csv
-from simpar.layout import ONE, Axis, Rule, Strategy, TensorLayout, operators, size_of
+from simpar.layout import ONE, Axis, Placed, Rule, Strategy, TensorLayout, operators, size_of
 from simpar.lower.graph.move import Mover, Site, emit
-from simpar.lower.graph.place import Degrees, Placed, Placer
+from simpar.lower.graph.place import Degrees, Placer
 from simpar.lower.tape import Tape, Value
 from simpar.model import Reshape, Shape
 from simpar.model.library import cross_entropy

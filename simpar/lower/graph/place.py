@@ -7,21 +7,12 @@ from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
 from simpar import errors, model
-from simpar.layout import ONE, Axis, Layout, Rule, Strategy, TensorLayout, merged, minus, size_of, union
+from simpar.layout import ONE, Axis, Layout, Placed, Rule, Strategy, TensorLayout, merged, minus, size_of, union
 from simpar.lower.tape import Value
 from simpar.model.library.gpt import VOCABULARY
 from simpar.model.operators import linear, norm, torch_call
 from simpar.model.operators.experts import Balance, Combine, Dispatch, GroupedProduct, Route
 from simpar.model.operators.stream import Dropout, Position, Residual
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Layouts of an operator's inputs, of what a rank computes, and of the result, without pending sums."""
-
-    inputs: tuple[TensorLayout, ...]
-    local: TensorLayout
-    output: TensorLayout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +35,7 @@ class Placer:
         Arguments: ``layout``, that of the first value that it reads, input number ``lead``: where that has as many
         slices, they stay on their ranks, as MindSpore 2.10 propagates layouts. Raises ``Infeasible`` where none can.
         """
-        sharded = operator.sharded(strategy, self.world, out_strategy)
-        found = Placed(sharded.inputs, sharded.local, sharded.output)
+        found = operator.sharded(strategy, self.world, out_strategy)
         if (
             layout is not None
             and layout.shard_counts == found.inputs[lead].shard_counts

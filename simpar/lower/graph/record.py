@@ -12,10 +12,10 @@ from math import gcd, prod
 from typing import Any, Final, NamedTuple, TypeVar
 
 from simpar.errors import Infeasible
-from simpar.layout import Axis, Layout, Rule, TensorLayout, minus, operators, replicated
+from simpar.layout import Axis, Layout, Placed, Rule, TensorLayout, minus, operators, replicated
 from simpar.lower.graph import context, loss, move
 from simpar.lower.graph.chunks import attend_in_chunks, one_chunk
-from simpar.lower.graph.place import Degrees, Placed, Placer, outermost
+from simpar.lower.graph.place import Degrees, Placer, outermost
 from simpar.lower.graph.stages import mirror_inputs, send_to_next_stage, stages_of
 from simpar.lower.issue import Mesh, mesh_of, mesh_of_strategies
 from simpar.lower.passes.messages import gathered_input

@@ -13,31 +13,12 @@ from pydantic import Field
 
 from simpar.errors import Problem, divisors, multiple
 from simpar.keys import conflicts_of, described
-from simpar.model.keys import Deviation
-from simpar.model.library.attention import (
-    FILE,
-    OF_HEADS,
-    LongRope,
-    latent_parts,
-    latent_problems,
-    rope_problems,
-    rotation_of,
-)
-from simpar.model.library.experts import Experts, mixture_nodes, mixture_problems
+from simpar.model.keys import Deviation, Size
+from simpar.model.library.experts import mixture_nodes, mixture_problems
 from simpar.model.model import AHEAD, Asked, Further, Graph, Model, Node, Source
+from simpar.model.operators import attention as mha
 from simpar.model.operators import base, linear, shape
-from simpar.model.operators.attention import (
-    Alibi,
-    Attention,
-    AttentionScores,
-    AttentionValues,
-    CausalSoftmax,
-    Heads,
-    QkNorm,
-    Rotary,
-    Rotation,
-    SinkAttention,
-)
+from simpar.model.operators.experts import Experts
 from simpar.model.operators.norm import GainNorm, LayerNorm, RmsNorm
 from simpar.model.operators.pointwise import GATED, Add, Gelu, GeluTanh, Mul, Relu, Silu, Softcap, SquaredRelu
 from simpar.model.operators.stream import DRAW, KEYS, Dropout, Position, Residual
@@ -45,6 +26,138 @@ from simpar.model.ops import packed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+# Rotary of a ``transformer:`` that is stretched to more positions: its keys, its rotation, and what does not fit.
+
+FILE: Final = ('workload', 'transformer')
+Factor = Annotated[float, Field(gt=0, le=1e12)]
+Factors = Annotated[tuple[Factor, ...], Field(min_length=1, max_length=2**12)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRope:
+    """LongRoPE (Ding et al. 2024): every frequency is divided by a factor of its own.
+
+    Arguments:
+        short, long: factors of samples up to so many positions as the model was first trained with, and of longer ones.
+        original: those positions.
+        magnitude: what is turned is multiplied by it.
+    """
+
+    short: Annotated[Factors, Field(description='of samples of up to original tokens, a factor for each pair')]
+    long: Annotated[Factors, Field(description='the same of longer samples')]
+    original: Annotated[Size, Field(description='positions that the model was first trained with')]
+    magnitude: Annotated[float, Field(gt=0, le=1e6, description='queries and keys are multiplied by it')] = 1.0
+
+
+def rotation_of(model: Transformer, features: int) -> mha.Rotation:
+    """How so many features are turned; some kinds of scaling look at the longest document of a sample."""
+    longest = max(model.packed or (model.sequence,))
+    theta, scaling, long = model.rope_theta, model.rope_scaling, model.longrope
+    if len(scaling) == 2:
+        theta, scaling = _stretched(theta, *scaling, longest, features), ()
+    factors = () if long is None else long.short if longest <= long.original else long.long
+    return mha.Rotation(
+        features=features,
+        theta=theta,
+        scaling=scaling,
+        factors=factors,
+        magnitude=long.magnitude if long else 1.0,
+        interleaved=model.rope_interleaved,
+    )
+
+
+def _stretched(theta: float, factor: float, positions: float, longest: int, features: int) -> float:
+    """A base whose slowest frequency is divided by so much as a sample is longer than the positions (dynamic NTK)."""
+    # A zero is told by ``rope_problems``; the only frequency of two features has no base.
+    if longest <= positions or positions == 0 or features <= 2:
+        return theta
+    return float(theta * (factor * longest / positions - (factor - 1)) ** (features / (features - 2)))
+
+
+FORMS: Final = (
+    '[factor], [factor, positions], [factor, low, high, original positions], or [factor, original, fast, slow, '
+    'magnitude]'
+)
+
+
+def rope_problems(model: Transformer) -> Iterator[Problem]:
+    """What of the keys of a stretched rotary does not fit together."""
+    at, scaling = (*FILE, 'rope_scaling'), model.rope_scaling
+    if len(scaling) not in (0, 1, 2, 4, 5) or 0 in scaling:
+        yield Problem(at, f'{len(scaling)} numbers, or a zero among them', f'write {FORMS}')
+    elif len(scaling) == 5 and scaling[2] < scaling[3]:
+        what = f'fast {scaling[2]:g} is below slow {scaling[3]:g}'
+        yield Problem(at, what, 'write [factor, original, fast, slow, magnitude]')
+    elif len(scaling) == 4 and scaling[1] >= scaling[2]:
+        what = f'low {scaling[1]:g} is not below high {scaling[2]:g}'
+        yield Problem(at, what, 'write [factor, low, high, original positions]')
+    if model.longrope is not None:
+        yield from _of_longrope(model, model.longrope)
+
+
+def _of_longrope(model: Transformer, long: LongRope) -> Iterator[Problem]:
+    at = (*FILE, 'longrope')
+    if model.position != 'rotary':
+        yield Problem(at, f'position is {model.position}', 'leave it out, or write position: rotary')
+        return
+    if model.rope_scaling:
+        yield Problem(at, 'frequencies are scaled by rope_scaling, too', 'leave one of them out')
+    features = model.qk_rope_head_dim or int(model.head_width * model.rotary_share)
+    for name, factors in (('short', long.short), ('long', long.long)):
+        if len(factors) != features // 2:
+            what = f'{len(factors)} factors for {features // 2} pairs of features'
+            yield Problem((*at, name), what, f'write {features // 2} numbers')
+
+
+# Multi-head latent attention of a ``transformer:`` (DeepSeek-V2, 2024): its operators, and whether its keys fit.
+#
+# As Megatron-LM splits it: the products down to latents are on every tensor rank, with sequence parallelism each for
+# its own tokens; those up to heads are split by heads.
+
+OF_HEADS: Final = 'attention (its groups of heads)'
+Part = tuple[str, base.Operator, tuple[str, ...]]
+"""Name, operator, and what it reads, in a layer."""
+
+
+def latent_parts(model: Transformer, heads: mha.Heads) -> Iterator[Part]:
+    """The operators between ``norm1`` and ``qkv``, the last of which is what attention reads."""
+    rope, epsilon = model.qk_rope_head_dim, model.latent_epsilon or model.norm_epsilon
+    queries = '.norm1'
+    if model.q_lora_rank:
+        yield 'q_down', _down(model, model.q_lora_rank), ('.norm1',)
+        yield 'q_norm', RmsNorm(epsilon=epsilon), ('.q_down',)
+        queries = '.q_norm'
+    yield 'q_up', _up(heads, heads.head_dim, model.q_lora_rank or model.hidden), (queries,)
+    yield 'kv_down', _down(model, model.kv_lora_rank + rope), ('.norm1',)
+    yield 'kv_norm', mha.LatentNorm(features=model.kv_lora_rank, epsilon=epsilon), ('.kv_down',)
+    yield 'kv_up', _up(heads, model.qk_nope_head_dim + model.v_head_dim, model.kv_lora_rank), ('.kv_norm',)
+    yield 'k_rope', mha.LastFeatures(features=rope), ('.kv_down',)
+    yield 'qkv', mha.LatentQkv(heads=heads, rotation=rotation_of(model, rope)), ('.q_up', '.kv_up', '.k_rope')
+
+
+def _down(model: Transformer, outputs: int) -> linear.Product:
+    """To a latent: too small to be split, so each tensor rank has all of its weight."""
+    return linear.Product(outputs=(outputs,), inputs=(model.hidden,), bias='qkv' in model.bias, split='inputs')
+
+
+def _up(heads: mha.Heads, features: int, inputs: int) -> linear.Product:
+    return linear.Product(
+        outputs=(heads.groups, features), inputs=(inputs,), bias=False, gathers=True, what=OF_HEADS
+    )  # fmt: skip
+
+
+def latent_problems(model: Transformer) -> Iterator[Problem]:
+    """What of its keys does not fit together, beside what the table of conflicts has."""
+    if not model.kv_lora_rank:
+        return
+    if model.qk_rope_head_dim % 2:
+        what = f'{model.qk_rope_head_dim} features cannot be turned in pairs'
+        yield Problem((*FILE, 'qk_rope_head_dim'), what, 'write an even count')
+    if model.head_dim not in (0, model.qk_nope_head_dim + model.qk_rope_head_dim):
+        what = f'latent attention has heads of qk_nope_head_dim + qk_rope_head_dim features (got {model.head_dim})'
+        yield Problem((*FILE, 'head_dim'), what, 'leave head_dim out')
 
 
 # The operators of a ``transformer:`` in order (Shoeybi et al. 2019; Korthikanti et al. 2022).
@@ -184,18 +297,18 @@ class _Block:
             yield from self.together(heads, source)
         if model.qk_norm:
             yield self.node(
-                'qk_norm', QkNorm(heads=heads, epsilon=model.norm_epsilon, whole=model.qk_norm == 'whole'), before
+                'qk_norm', mha.QkNorm(heads=heads, epsilon=model.norm_epsilon, whole=model.qk_norm == 'whole'), before
             )
             before = '.qk_norm'
         if (rotation := model.rotation_of(self.like)) and not model.kv_lora_rank:
-            yield self.node('rotary', Rotary(heads=heads, rotation=rotation), before)
+            yield self.node('rotary', mha.Rotary(heads=heads, rotation=rotation), before)
             before = '.rotary'
         if model.attention == 'unfused':
             yield from self.unfused(heads, before)
         else:
-            core = Attention(heads=heads, dropout=model.dropout)
+            core = mha.Attention(heads=heads, dropout=model.dropout)
             if model.sinks != 'none':
-                core = SinkAttention(heads=heads, dropout=model.dropout, learned=model.sinks == 'learned')
+                core = mha.SinkAttention(heads=heads, dropout=model.dropout, learned=model.sinks == 'learned')
             yield self.node('attention', core, before, *self.keys)
         inputs = (heads.groups, heads.queries, heads.values)
         yield from self.half('proj', inputs, '.attention', x, '1', biased='proj' in model.bias)
@@ -220,7 +333,7 @@ class _Block:
         lora = self.model.lora
         return f'.{name}.adapted' if lora is not None and name in lora.of else f'.{name}'
 
-    def together(self, heads: Heads, source: str) -> Iterator[Node]:
+    def together(self, heads: mha.Heads, source: str) -> Iterator[Node]:
         """Queries, keys and values as one product."""
         # Group by group its queries, one key and one value: a split by groups keeps what belongs together.
         outputs = (heads.groups, heads.queries + 2, heads.head_dim)
@@ -228,24 +341,24 @@ class _Block:
         qkv = linear.Product(outputs=outputs, inputs=(self.model.hidden,), bias=bias, gathers=True, what=OF_HEADS)
         yield from self.product('qkv', qkv, source)
 
-    def unfused(self, heads: Heads, qkv: str) -> Iterator[Node]:
+    def unfused(self, heads: mha.Heads, qkv: str) -> Iterator[Node]:
         """Scores, softmax, dropout and the product with the values, each through memory."""
         name = f'layer{self.layer}.attention'
-        yield self.node('attention.scores', AttentionScores(heads=heads, values=name), qkv)
+        yield self.node('attention.scores', mha.AttentionScores(heads=heads, values=name), qkv)
         kept = '.attention.scores'
         if heads.softcap:
             yield self.node('attention.capped', Softcap(cap=heads.softcap), kept)
             kept = '.attention.capped'
         if heads.alibi:
-            yield self.node('attention.biased', Alibi(heads=heads.count), kept)
+            yield self.node('attention.biased', mha.Alibi(heads=heads.count), kept)
             kept = '.attention.biased'
-        yield self.node('attention.softmax', CausalSoftmax(window=heads.window, documents=heads.documents), kept)
+        yield self.node('attention.softmax', mha.CausalSoftmax(window=heads.window, documents=heads.documents), kept)
         kept = '.attention.softmax'
         if self.model.dropout:
             drop = Dropout(probability=self.model.dropout, site=name)
             yield self.node('attention.dropout', drop, kept, KEYS, result='attention.dropped')
             kept = '.attention.dropout'
-        yield self.node('attention', AttentionValues(heads=heads), kept, qkv)
+        yield self.node('attention', mha.AttentionValues(heads=heads), kept, qkv)
 
     def feed_forward(self, x: str) -> Iterator[Node]:
         """What the feed-forward, or a mixture of experts, makes of x, added to the residual stream."""
@@ -426,11 +539,11 @@ class Transformer(Model):
         return -(-self.vocab // self.pad_vocab) * self.pad_vocab
 
     @property
-    def rotation(self) -> Rotation | None:
+    def rotation(self) -> mha.Rotation | None:
         """How queries and keys are turned, if they are."""
         return rotation_of(self, int(self.head_width * self.rotary_share)) if self.position == 'rotary' else None
 
-    def rotation_of(self, layer: int) -> Rotation | None:
+    def rotation_of(self, layer: int) -> mha.Rotation | None:
         """The same of one layer: those with a window may have a base of their own."""
         rotation = self.rotation
         # Be its window wider than a sample.
@@ -456,9 +569,9 @@ class Transformer(Model):
         found = self._window(layer)
         return found if found < self.sequence else 0
 
-    def heads_of(self, layer: int) -> Heads:
+    def heads_of(self, layer: int) -> mha.Heads:
         """The heads of a layer."""
-        return Heads(
+        return mha.Heads(
             groups=self.key_value_heads,
             queries=self.heads // self.key_value_heads,
             head_dim=self.head_width,

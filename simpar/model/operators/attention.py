@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from simpar.layout import ONE, Rule, TensorLayout, size_of
+from simpar.layout import ONE, Rule, TensorLayout, operators, size_of
 from simpar.model.operators import base, norm, stream
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, dims_of, placed, seen, told
 from simpar.model.ops import told as told_of
-from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names
+from simpar.model.primitive import Primitive, Shape, ShardCounts, Strategy, Use, dim_names
 from simpar.program import Attribute
 
 # Attention with grouped queries: flash, which keeps no probabilities, or unfused, which keeps them, dropped or not.
@@ -114,10 +114,6 @@ class Heads:
 class AttentionCore(Primitive):
     """Attention, or a product or a softmax of it: split by batch and by heads."""
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
-        """b, s, g, as its operator tells them."""
-        raise NotImplementedError
-
     def strategy(self, use: Use, shards: ShardCounts) -> Strategy:
         """By samples, and by heads as the features of one input are."""
         return tuple(_by_heads(shards, len(shape)) for shape in use.shapes)
@@ -147,7 +143,6 @@ def _by_heads(shards: ShardCounts, rank: int) -> ShardCounts:
 
 
 ATTENTION = AttentionCore('FlashAttention', 'attention')
-SCORES, VALUES = AttentionCore('AttentionScores', 'matrix'), AttentionCore('AttentionValues', 'matrix')
 
 
 @base.operator
@@ -261,7 +256,7 @@ class AttentionScores(base.Sharded):
     """
 
     key = 'attention_scores'
-    primitives = {'attention_scores': SCORES}
+    primitives = {'attention_scores': AttentionCore('AttentionScores', 'matrix')}
     roles = ('qkv',)
 
     heads: Heads
@@ -294,7 +289,7 @@ def slopes(local: Local, heads: int, rows: TensorLayout) -> Attributes:
     return {'alibi': heads, **({'partition': partition} if partition else {})}
 
 
-class OfScores(norm.SameShape):
+class OfScores(base.SameShape):
     """Of scores of attention [batch, heads, queries, keys]."""
 
     def axes(self, name: str, *reads: Shape) -> Rule:
@@ -328,7 +323,7 @@ class AttentionValues(base.Operator):
     """Probabilities · v for every head; the gradient of v is handed to the operator of the scores, as which it lies."""
 
     key = 'attention_values'
-    primitives = {'attention_values': VALUES}
+    primitives = {'attention_values': AttentionCore('AttentionValues', 'matrix')}
     roles = ('kept', 'qkv')
 
     heads: Heads
@@ -426,8 +421,6 @@ OF_CONTEXT: Final = {
 #
 # Feature i of r is turned with feature i + r / 2, by position × theta^(−2i / r): the order of GPT-NeoX and Llama.
 
-ROTARY = Qkv('RotaryPositionEmbedding')
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
@@ -475,14 +468,14 @@ def _turning(local: Local, heads: Heads, rotation: Rotation, layout: TensorLayou
 
 
 @base.operator
-class Rotary(norm.SameShape, base.Sharded, base.Unary):
+class Rotary(base.SameShape, base.Sharded, base.Unary):
     """Turns queries and keys by their positions; values stay where they are.
 
     Arguments: ``heads`` of attention; ``rotation``.
     """
 
     key = 'rotary'
-    primitives = {'rotary': ROTARY}
+    primitives = {'rotary': Qkv('RotaryPositionEmbedding')}
 
     heads: Heads
     rotation: Rotation
@@ -513,7 +506,7 @@ QK_NORM = Qkv('QkNorm')
 
 
 @base.operator
-class QkNorm(norm.SameShape, base.Trained, base.Unary):
+class QkNorm(base.SameShape, base.Trained, base.Unary):
     """Divides every head of queries and keys by its root mean square, with gains; values stay.
 
     Arguments: ``heads`` of attention; ``epsilon``, added to the mean of squares; ``whole``: the mean is of all queries,
@@ -530,7 +523,7 @@ class QkNorm(norm.SameShape, base.Trained, base.Unary):
     def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch, by sequence and by groups; every rank has the gains in full."""
         rule = self.heads.rows(name, *reads)
-        return replace(rule, fixed={**rule.fixed, 'g': norm.NORMALISED}) if self.whole else rule
+        return replace(rule, fixed={**rule.fixed, 'g': operators.NORMALISED}) if self.whole else rule
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[base.Step]:
         """One primitive; its gains are full."""
@@ -573,10 +566,6 @@ class QkNorm(norm.SameShape, base.Trained, base.Unary):
 class Rows(Primitive):
     """What changes rows one by one; their features stay unsharded."""
 
-    def axes(self, name: str, call: object, shapes: tuple[Shape, ...], output: Shape) -> Rule:
-        """d0, d1, ..., and features that no axis splits."""
-        return row_axes(name, shapes[0], output)
-
     def strategy(self, use: Use, shards: ShardCounts) -> Strategy:
         """The last dim unsharded."""
         return ((*shards[:-1], 1), *((1,) for _ in use.shapes[1:]))
@@ -594,7 +583,7 @@ class LatentJoin(AttentionCore):
         return strategy[0]
 
 
-LATENT_NORM, LAST_FEATURES, LATENT_QKV = Rows('LatentNorm'), Rows('LastFeatures'), LatentJoin('LatentQkv')
+LATENT_NORM = Rows('LatentNorm')
 
 
 def row_axes(name: str, x: Shape, result: Shape) -> Rule:
@@ -656,7 +645,7 @@ class LastFeatures(base.Sharded, base.Unary):
     """
 
     key = 'last_features'
-    primitives = {'last_features': LAST_FEATURES}
+    primitives = {'last_features': Rows('LastFeatures')}
 
     features: int
 
@@ -685,7 +674,7 @@ class LatentQkv(base.Operator):
     """
 
     key = 'latent_qkv'
-    primitives = {'latent_qkv': LATENT_QKV}
+    primitives = {'latent_qkv': LatentJoin('LatentQkv')}
     roles = ('q', 'kv', 'k_rope')
 
     heads: Heads

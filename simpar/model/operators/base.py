@@ -235,6 +235,15 @@ class Operator(ABC):
 
 
 @keys
+class SameShape(Operator):
+    """Gives what has the shape of what it reads first."""
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """That of what it reads."""
+        return reads[0]
+
+
+@keys
 class Sharded(Operator):
     """An operator that takes a strategy; without one it lies as its input does, as far as that can be."""
 

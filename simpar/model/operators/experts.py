@@ -2,50 +2,72 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 from typing import Literal
 
+from simpar.keys import described
 from simpar.layout import ONE, Rule, TensorLayout, size_of
 from simpar.model.keys import Aliases, SplitCounts
-from simpar.model.operators import base, norm, stream
+from simpar.model.operators import base, stream
 from simpar.model.ops import Attributes, Kept, Load, Local, Ops, Parameter, Work
-from simpar.model.primitive import Call, Primitive, Shape, dim_names
+from simpar.model.primitive import Primitive, Shape, dim_names
 
 # The router of a mixture of experts: which tokens go to which experts, with which weights, and its auxiliary loss.
 
 Score = Literal['softmax', 'sigmoid']
 Group = Literal['rank', 'sample', 'global']
-ROUTE, BALANCE, AUX_LOSS, SINKHORN = map(stream.AlongRows, ('Route', 'Balance', 'AuxLoss', 'Sinkhorn'))
 MAP = 'map'
 """What a router keeps: for each token and expert, whether the token goes there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
-    """How tokens choose experts.
+@described('workload.transformer.experts')
+class Experts:
+    """A mixture of experts in the place of feed-forwards.
 
     Arguments:
-        experts: how many there are; ``top_k``, how many a token goes to.
+        ffn: width of an expert; 0: that of the model's feed-forward.
+        every, first_dense: which layers have experts; the others have the feed-forward.
+        shared: width of what all tokens go through besides, with a gate of each token where ``shared_gate`` says so.
         score: of logits, over all experts.
-        normalise: the weights of a token's experts are divided by their sum; ``factor`` multiplies them then.
+        normalise: the weights of a token's experts are divided by their sum; ``scaling_factor`` multiplies them then.
         groups: of neighbouring experts; a token chooses among those of ``group_top_k`` groups, the best by the sum of
             the ``group_scores`` largest scores in each; 1: among all.
-        correction: a bias is added to the scores that choose, not to those that weigh (DeepSeek-V3).
+        correction_bias: it is added to the scores that choose, not to those that weigh (DeepSeek-V3).
+        capacity: slots of an expert over the mean of its tokens, in each sample; further tokens are dropped. 0: none
+            is dropped.
+        aux_loss: coefficient of the auxiliary loss, taken over the tokens of ``aux_group``.
+        sweeps: of Sinkhorn's balance before tokens choose: what is priced, not computed.
+        imbalance: tokens of the fullest expert over the mean, where none is dropped: what is priced, not computed.
     """
 
-    experts: int
+    count: int
     top_k: int
+    ffn: int = 0
+    every: int = 1
+    first_dense: int = 0
+    shared: int = 0
+    shared_gate: bool = False
     score: Score = 'softmax'
     normalise: bool = True
-    factor: float = 1.0
+    scaling_factor: float = 1.0
     groups: int = 1
     group_top_k: int = 1
     group_scores: int = 2
-    correction: bool = False
+    correction_bias: bool = False
+    capacity: float = 0.0
+    aux_loss: float = 0.0
+    aux_group: Group = 'rank'
+    sweeps: int = 0
+    imbalance: float = 1.0
+
+    def in_layer(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return layer >= self.first_dense and (layer + 1) % self.every == 0
 
     @property
     def told(self) -> Attributes:
-        """What kernels must know."""
+        """What kernels must know of how tokens choose."""
         grouped: Attributes = {
             'groups': self.groups, 'group_top_k': self.group_top_k, 'group_scores': self.group_scores
         }  # fmt: skip
@@ -53,9 +75,20 @@ class Routing:
             'top_k': self.top_k,
             'score': self.score,
             **({'normalise': True} if self.normalise else {}),
-            **({'factor': self.factor} if self.factor != 1 else {}),
+            **({'factor': self.scaling_factor} if self.scaling_factor != 1 else {}),
             **(grouped if self.groups > 1 else {}),
         }
+
+    def slots(self, sequence: int) -> int:
+        """Slots of an expert, in each sample."""
+        if not self.capacity:
+            return sequence
+        return min(sequence, ceil(sequence * self.top_k / self.count * self.capacity))
+
+    def load(self, sequence: int) -> Load:
+        """How full slots are: all that are sent on are full, where there are fewer than tokens."""
+        share = 1.0 if self.capacity else self.top_k / self.count
+        return Load(dim=1, experts=self.count, mean=share, imbalance=1.0 if self.capacity else self.imbalance)
 
 
 def _rows(name: str, x: Shape) -> Rule:
@@ -65,16 +98,16 @@ def _rows(name: str, x: Shape) -> Rule:
 
 
 @base.operator
-class Route(norm.SameShape, base.Sharded, base.Unary):
+class Route(base.SameShape, base.Sharded, base.Unary):
     """Of logits [batch, sequence, experts] the weights of those experts that a token goes to, and zeros.
 
-    Arguments: ``routing`` of tokens.
+    Arguments: ``experts``, how tokens choose among them.
     """
 
     key = 'route'
-    primitives = {'route': ROUTE}
+    primitives = {'route': stream.AlongRows('Route')}
 
-    routing: Routing
+    experts: Experts
 
     def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch and sequence."""
@@ -82,11 +115,11 @@ class Route(norm.SameShape, base.Sharded, base.Unary):
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """The correction bias, a constant."""
-        return (Parameter('correction', (self.routing.experts,), 'zeros', trained=False),) * self.routing.correction
+        return (Parameter('correction', (self.experts.count,), 'zeros', trained=False),) * self.experts.correction_bias
 
     def ops(self, local: Local) -> Ops:
         """A softmax and a choice; the backward reads the logits and what was chosen."""
-        elements, told = local.elements('y'), self.routing.told
+        elements, told = local.elements('y'), self.experts.told
         own = self.parameters(local.shape('y'))
         kept = Kept(role=MAP, shape=local.shape('x'), layout=local.layout('x'), dtype='bool')
         return Ops(
@@ -98,7 +131,7 @@ class Route(norm.SameShape, base.Sharded, base.Unary):
 
 
 @base.operator
-class Sinkhorn(norm.SameShape, base.Unary):
+class Sinkhorn(base.SameShape, base.Unary):
     """One sweep of Sinkhorn's balance of logits [batch, sequence, experts]: what is priced, not computed.
 
     Rows and columns of exp(logits) are scaled in fp32 until the scales of columns no longer change
@@ -106,7 +139,7 @@ class Sinkhorn(norm.SameShape, base.Unary):
     """
 
     key = 'sinkhorn'
-    primitives = {'sinkhorn': SINKHORN}
+    primitives = {'sinkhorn': stream.AlongRows('Sinkhorn')}
 
     def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch and sequence."""
@@ -123,20 +156,20 @@ class Sinkhorn(norm.SameShape, base.Unary):
 class Balance(base.Operator):
     """Of each sample, how many tokens go to each expert and the sum of its scores: [batch, 2, experts].
 
-    Arguments: ``routing`` of tokens; ``map_of``, name of the router's map; ``together``: of all samples of a copy, over
-    all ranks, [copies, 2, experts].
+    Arguments: ``experts``, how tokens choose; ``map_of``, name of the router's map; ``together``: of all samples of a
+    copy, over all ranks, [copies, 2, experts].
     """
 
     key = 'balance'
-    primitives = {'balance': BALANCE}
+    primitives = {'balance': stream.AlongRows('Balance')}
 
-    routing: Routing
+    experts: Experts
     map_of: str
     together: bool = False
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """Two numbers of each expert."""
-        return (1 if self.together else reads[0][0], 2, self.routing.experts)
+        return (1 if self.together else reads[0][0], 2, self.experts.count)
 
     def shape_of_copies(self, result: Shape, copies: int) -> Shape:
         """Each copy has sums of its own."""
@@ -154,12 +187,12 @@ class Balance(base.Operator):
         """No gradient comes back by it: that of the loss is made from the logits."""
         return Ops(
             F=Work('balance', ('x', f'={self.map_of}'), ('y',), flops=6 * local.elements('x'),
-                   attributes={'score': self.routing.score, **({'together': True} if self.together else {})}),
+                   attributes={'score': self.experts.score, **({'together': True} if self.together else {})}),
         )  # fmt: skip
 
 
 @base.operator
-class AuxLoss(norm.SameShape, base.Operator):
+class AuxLoss(base.SameShape, base.Operator):
     """Hands on a router's weights, and adds its auxiliary loss to the loss and to the gradient of its logits.
 
     coefficient · experts · Σ share of choices · mean score, over the experts (Fedus et al. 2022; Megatron-LM).
@@ -168,10 +201,10 @@ class AuxLoss(norm.SameShape, base.Operator):
     """
 
     key = 'aux_loss'
-    primitives = {'aux_loss': AUX_LOSS}
+    primitives = {'aux_loss': stream.AlongRows('AuxLoss')}
     roles = ('x', 'logits', 'balance')
 
-    routing: Routing
+    experts: Experts
     coefficient: float
     group: Group = 'rank'
 
@@ -190,14 +223,14 @@ class AuxLoss(norm.SameShape, base.Operator):
         # Of each of the sums that are balanced.
         tokens = local.shape('x')[1] * (local.shape('x')[0] // local.copies if self.group == 'global' else 1)
         # The mean over the groups of a step: every slice of samples, and every copy, is one.
-        weight = self.coefficient * self.routing.experts * local.loss_weight / (slices * local.copies)
-        told: Attributes = {'score': self.routing.score, 'top_k': self.routing.top_k, 'group': self.group,
+        weight = self.coefficient * self.experts.count * local.loss_weight / (slices * local.copies)
+        told: Attributes = {'score': self.experts.score, 'top_k': self.experts.top_k, 'group': self.group,
                             'tokens': tokens, 'sequence': local.shape('x')[1]}  # fmt: skip
         loss = Kept(role='loss', shape=(slices * local.copies,), layout=TensorLayout(local.world, (samples,)),
                     dtype='fp32')  # fmt: skip
         elements = local.elements('x')
         return Ops(
-            F=Work('aux_loss', ('x', 'balance'), ('loss', 'y'), flops=4 * self.routing.experts,
+            F=Work('aux_loss', ('x', 'balance'), ('loss', 'y'), flops=4 * self.experts.count,
                    moved=0.0, attributes={**told, 'scale': weight}),
             I={
                 'x': None,
@@ -211,26 +244,7 @@ class AuxLoss(norm.SameShape, base.Operator):
 # Experts of a mixture: tokens go to their slots, through grouped products, and back.
 
 
-class GroupedMatMul(Primitive):
-    """x [batch, experts, slots, inputs] · weight [experts, inputs, outputs], expert by expert."""
-
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
-        """b, e, c, k, n."""
-        x, weight = shapes
-        return grouped_axes(name, x, weight[2])
-
-
-DISPATCH, COMBINE, GATE = map(stream.AlongRows, ('Dispatch', 'Combine', 'SigmoidGate'))
-GROUPED_MATMUL = GroupedMatMul('GroupedMatMul', 'matrix')
-
-
-def grouped_axes(name: str, x: Shape, outputs: int, units: tuple[int, int] = (0, 0)) -> Rule:
-    """Names of dims of a grouped product; ``units``, into how many slices n and k fall at most."""
-    result = (*x[:-1], outputs)
-    found = {name: unit for name, unit in zip('nk', units, strict=True) if unit}
-    order = ('b', 'e', 'c', 'k', 'n')
-    return Rule(name, (('b', 'e', 'c', 'k'), ('e', 'k', 'n')), ('b', 'e', 'c', 'n'), (x, (x[1], x[-1], outputs)),
-                result, order, {}, found)  # fmt: skip
+GROUPED_MATMUL = Primitive('GroupedMatMul', 'matrix')
 
 
 def _slots(local: Local, role: str) -> Attributes:
@@ -250,7 +264,7 @@ class Dispatch(base.Operator):
     """
 
     key = 'dispatch'
-    primitives = {'dispatch': DISPATCH}
+    primitives = {'dispatch': stream.AlongRows('Dispatch')}
     roles = ('x', 'weights')
 
     experts: int
@@ -292,7 +306,7 @@ class Combine(base.Operator):
     """
 
     key = 'combine'
-    primitives = {'combine': COMBINE}
+    primitives = {'combine': stream.AlongRows('Combine')}
     roles = ('weights', 'z')
 
     map_of: str
@@ -350,7 +364,10 @@ class GroupedProduct(base.Weighted, base.Unary):
 
     def axes(self, name: str, *reads: Shape) -> Rule:
         """Samples, experts, slots, inputs k and outputs n."""
-        return grouped_axes(name, reads[0], prod(self.outputs), (self.outputs[0], self.inputs))
+        result = self.result_shape(0, *reads)
+        inputs, shapes = (('b', 'e', 'c', 'k'), ('e', 'k', 'n')), (*reads, (self.experts, self.inputs, result[-1]))
+        units = {'n': self.outputs[0], 'k': self.inputs}
+        return Rule(name, inputs, ('b', 'e', 'c', 'n'), shapes, result, ('b', 'e', 'c', 'k', 'n'), {}, units)
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """A matrix for each expert."""
@@ -383,11 +400,11 @@ class GroupedProduct(base.Weighted, base.Unary):
 
 
 @base.operator
-class SigmoidGate(norm.SameShape, base.Operator):
+class SigmoidGate(base.SameShape, base.Operator):
     """x [batch, sequence, hidden] · sigmoid of a number of each token: the gate of shared experts (Qwen 2 MoE)."""
 
     key = 'sigmoid_gate'
-    primitives = {'sigmoid_gate': GATE}
+    primitives = {'sigmoid_gate': stream.AlongRows('SigmoidGate')}
     roles = ('x', 'gate')
 
     def axes(self, name: str, *reads: Shape) -> Rule:

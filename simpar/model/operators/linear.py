@@ -28,15 +28,12 @@ class Gathered(Primitive):
         return operators.embedding(name, weight, indices)
 
 
-GATHER = Gathered('Gather', stops=True)
-
-
 @operator
 class Embedding(Weighted):
     """Rows of a weight [vocab, width] by the tokens of a sample; the first layer."""
 
     key = 'embedding'
-    primitives = {'embedding': GATHER}
+    primitives = {'embedding': Gathered('Gather', stops=True)}
     inputs_told = 'weight [vocab, width], tokens'
     lead = 1
     roles = ('tokens',)
@@ -80,7 +77,6 @@ class TiedEmbedding(Embedding):
     """
 
     key = 'tied_embedding'
-    primitives = {'embedding': GATHER}
 
     weight: str = ''
 
@@ -132,11 +128,6 @@ class BiasAddition(Arithmetic):
 class RowProduct(MatrixProduct):
     """The same of rows of any rank; outputs and inputs may be made of parts, as heads, not split."""
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
-        """b0, ..., m, k, n."""
-        x, (inputs, outputs) = shapes
-        return product_axes(name, x, (outputs,), (inputs,))
-
     def as_seen(self, shape: Shape) -> Shape:
         """All rows in one dim."""
         return (prod(shape[:-1]), shape[-1])
@@ -160,7 +151,7 @@ def _rows(shards: int, shape: Shape) -> ShardCounts:
     return tuple(found)
 
 
-MAT_MUL, ROW_PRODUCT = MatrixProduct('MatMul', 'matrix'), RowProduct('RowMatMul', 'matrix')
+ROW_PRODUCT = RowProduct('RowMatMul', 'matrix')
 BIAS_ADD = BiasAddition('BiasAdd')
 
 
@@ -195,7 +186,7 @@ class Dense(Biased):
     """y = x · weightᵀ + bias."""
 
     key = 'dense'
-    primitives = {'matmul': MAT_MUL, 'bias': BIAS_ADD}
+    primitives = {'matmul': MatrixProduct('MatMul', 'matrix'), 'bias': BIAS_ADD}
     inputs_told = 'x [rows, in], weight [in, out]'
     splits_result = 2
 
@@ -366,15 +357,12 @@ class Convolution(Primitive):
         return operators.conv2d(name, x, weight, output)
 
 
-CONV_2D = Convolution('Conv2D', 'matrix')
-
-
 @operator
 class Conv2d(Biased):
     """A convolution of images [batch, channels, height, width] with a square kernel, and a bias."""
 
     key = 'conv2d'
-    primitives = {'conv2d': CONV_2D, 'bias': BIAS_ADD}
+    primitives = {'conv2d': Convolution('Conv2D', 'matrix'), 'bias': BIAS_ADD}
     inputs_told = 'x [batch, channels, height, width], weight [out, in, kernel, kernel]'
     unsharded = 'all but the batch'
 
@@ -443,7 +431,7 @@ class BatchProduct(Primitive):
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """b0, ..., m, k, n."""
         a, b = shapes
-        return operators.batch_matmul(name, a, b, transpose_a=call.transpose_a, transpose_b=call.transpose_b)
+        return operators.matmul(name, a, b, transpose_a=call.transpose_a, transpose_b=call.transpose_b)
 
     def output_shards(self, use: Use, strategy: ShardStrategy) -> ShardCounts:
         """As the first operand; in 2.0 its columns as the second's."""
@@ -460,15 +448,12 @@ class BatchProduct(Primitive):
         return first, second
 
 
-BATCH_MAT_MUL = BatchProduct('BatchMatMul', 'matrix', same_backward=True)
-
-
 @operator
 class MatMul(Sharded, Binary):
     """The product of two results [batch..., m, k] and [batch..., k, n] for each index of the leading dims."""
 
     key = 'matmul'
-    primitives = {'batch_matmul': BATCH_MAT_MUL}
+    primitives = {'batch_matmul': BatchProduct('BatchMatMul', 'matrix', same_backward=True)}
     inputs_told = 'a [batch..., m, k], b [batch..., k, n] (or transposed)'
     roles = ('a', 'b')
 

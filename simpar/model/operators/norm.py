@@ -7,12 +7,11 @@ from pydantic import Field
 
 from simpar.layout import Rule, TensorLayout, operators
 from simpar.model.keys import Strategy
-from simpar.model.operators.base import Operator, Sharded, Trained, Unary, operator
+from simpar.model.operators.base import SameShape, Sharded, Trained, Unary, operator
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, unary
-from simpar.model.primitive import Call, Compat, Main, Primitive, Shape, ShardCounts, Use, dim_names, divisible
+from simpar.model.primitive import Call, Compat, Main, Primitive, Shape, ShardCounts, Use, divisible
 from simpar.model.primitive import Strategy as ShardStrategy
 
-NORMALISED = 'is normalised over and must stay unsharded'
 EPSILON: Final = 1e-5
 """Added to the mean of squares, unless told otherwise."""
 Epsilon = Annotated[float, Field(gt=0, le=1, description='added to the mean of squares')]
@@ -26,7 +25,7 @@ class Normalised(Primitive):
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, ..., the last full."""
-        return operators.layer_norm(name, shapes[0])
+        return operators.normalised(name, shapes[0], parameters=2)
 
     def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
         """The last dim full."""
@@ -43,7 +42,7 @@ class RmsNormalised(Primitive):
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, ..., the last full."""
-        return operators.rms_norm(name, shapes[0])
+        return operators.normalised(name, shapes[0], parameters=1)
 
     def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
         """Rows over all devices, whatever its neighbours do."""
@@ -56,8 +55,7 @@ class SoftmaxOver(Primitive):
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, ...; those that it is over stay full."""
-        names = dim_names(output)
-        return Rule(name, (names,), names, shapes, output, names, {names[dim]: NORMALISED for dim in call.axes})
+        return operators.normalised(name, shapes[0], call.axes)
 
     def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
         """The dims that it is over stay full."""
@@ -65,16 +63,7 @@ class SoftmaxOver(Primitive):
         return (divisible(kept, use.shapes[0]),)
 
 
-LAYER_NORM, RMS_NORM, SOFTMAX = Normalised('LayerNorm'), RmsNormalised('RmsNorm'), SoftmaxOver('Softmax')
-GAIN_NORM = RmsNormalised('GainNorm')
-
-
-class SameShape(Operator):
-    """Gives what has the shape of what it reads."""
-
-    def result_shape(self, samples: int, *reads: Shape) -> Shape:
-        """That of what it reads."""
-        return reads[0]
+SOFTMAX = SoftmaxOver('Softmax')
 
 
 class Norm(SameShape, Trained, Unary):
@@ -117,7 +106,7 @@ class LayerNorm(Norm):
     """LayerNorm over the last dim, with gain and bias."""
 
     key = 'layer_norm'
-    primitives = {'norm': LAYER_NORM}
+    primitives = {'norm': Normalised('LayerNorm')}
     operator, kept, flops = 'norm', ('mean', 'rstd'), (8, 12, 4)
     inputs_told = 'x, gain, bias'
     unsharded = 'last dim'
@@ -138,7 +127,7 @@ class GainNorm(Norm):
     """LayerNorm over the last dim with a gain alone (Cohere)."""
 
     key = 'gain_norm'
-    primitives = {'gain_norm': GAIN_NORM}
+    primitives = {'gain_norm': RmsNormalised('GainNorm')}
     operator, kept, flops = 'gain_norm', ('mean', 'rstd'), (8, 12, 3)
 
     epsilon: float = EPSILON
@@ -149,7 +138,7 @@ class RmsNorm(Norm):
     """Division by the root mean square over the last dim, with a gain (Zhang and Sennrich 2019)."""
 
     key = 'rms_norm'
-    primitives = {'rms_norm': RMS_NORM}
+    primitives = {'rms_norm': RmsNormalised('RmsNorm')}
     operator, kept, flops = 'rms_norm', ('rstd',), (5, 9, 3)
     inputs_told = 'x, gain'
     unsharded = 'last dim'

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from simpar.layout import Rule, operators
 from simpar.model.keys import Of, Pair, Strategy
-from simpar.model.operators.base import Binary, MisfitError, Operator, Sharded, Step, Unary, operator, shown
+from simpar.model.operators.base import Binary, MisfitError, Operator, SameShape, Sharded, Step, Unary, operator, shown
 from simpar.model.ops import Local, Ops, Parameter, Work, unary
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Use, dim_names, divisible
 from simpar.model.primitive import Strategy as ShardStrategy
@@ -50,25 +50,15 @@ def broadcast(shards: ShardCounts, shapes: tuple[Shape, ...]) -> ShardStrategy:
     )
 
 
-RELU, GELU, SILU = Elementwise('ReLU'), Elementwise('GeLU'), Elementwise('SiLU')
-SQUARED_RELU, GELU_TANH, SOFTCAP = map(Elementwise, ('SquaredReLU', 'GeLUTanh', 'Softcap'))
 ADD, MUL = Arithmetic('Add'), Arithmetic('Mul', same_backward=True)
 
 
-class Pointwise(Operator):
-    """Gives what has the shape of all that it reads."""
-
-    def result_shape(self, samples: int, *reads: Shape) -> Shape:
-        """That of what it reads."""
-        return reads[0]
-
-
 @operator
-class Relu(Pointwise, Sharded, Unary):
+class Relu(SameShape, Sharded, Unary):
     """y = max(x, 0)."""
 
     key = 'relu'
-    primitives = {'relu': RELU}
+    primitives = {'relu': Elementwise('ReLU')}
 
     strategy: Annotated[
         Strategy, Field(max_length=1, description='slices of x [batch, features], e.g. [[2, 4]]; empty: as x lies')
@@ -80,11 +70,11 @@ class Relu(Pointwise, Sharded, Unary):
 
 
 @operator
-class Gelu(Pointwise, Sharded, Unary):
+class Gelu(SameShape, Sharded, Unary):
     """y = x · Φ(x), the exact (erf) form."""
 
     key = 'gelu'
-    primitives = {'gelu': GELU}
+    primitives = {'gelu': Elementwise('GeLU')}
 
     def ops(self, local: Local) -> Ops:
         """About ten operations an element in both directions."""
@@ -92,11 +82,11 @@ class Gelu(Pointwise, Sharded, Unary):
 
 
 @operator
-class GeluTanh(Pointwise, Sharded, Unary):
+class GeluTanh(SameShape, Sharded, Unary):
     """y = x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))), the form of GPT-2 and Gemma."""
 
     key = 'gelu_tanh'
-    primitives = {'gelu_tanh': GELU_TANH}
+    primitives = {'gelu_tanh': Elementwise('GeLUTanh')}
 
     def ops(self, local: Local) -> Ops:
         """About ten operations an element in both directions."""
@@ -104,11 +94,11 @@ class GeluTanh(Pointwise, Sharded, Unary):
 
 
 @operator
-class Softcap(Pointwise, Sharded, Unary):
+class Softcap(SameShape, Sharded, Unary):
     """y = cap · tanh(x / cap): no number is larger than the cap (Gemma 2)."""
 
     key = 'softcap'
-    primitives = {'softcap': SOFTCAP}
+    primitives = {'softcap': Elementwise('Softcap')}
 
     cap: float
 
@@ -119,11 +109,11 @@ class Softcap(Pointwise, Sharded, Unary):
 
 
 @operator
-class SquaredRelu(Pointwise, Sharded, Unary):
+class SquaredRelu(SameShape, Sharded, Unary):
     """y = max(x, 0)² (So et al. 2021)."""
 
     key = 'squared_relu'
-    primitives = {'squared_relu': SQUARED_RELU}
+    primitives = {'squared_relu': Elementwise('SquaredReLU')}
 
     def ops(self, local: Local) -> Ops:
         """The backward reads x: dx = 2 · max(x, 0) · dy."""
@@ -131,18 +121,18 @@ class SquaredRelu(Pointwise, Sharded, Unary):
 
 
 @operator
-class Silu(Pointwise, Sharded, Unary):
+class Silu(SameShape, Sharded, Unary):
     """y = x · σ(x), also called swish."""
 
     key = 'silu'
-    primitives = {'silu': SILU}
+    primitives = {'silu': Elementwise('SiLU')}
 
     def ops(self, local: Local) -> Ops:
         """About five operations an element forward, eight backward."""
         return unary(local, 'silu', saves=('x',), flops=(5, 8))
 
 
-class Alike(Pointwise, Sharded, Binary):
+class Alike(SameShape, Sharded, Binary):
     """Takes two results of one shape."""
 
     verb: ClassVar[str]
@@ -204,7 +194,7 @@ class Multiply(Alike):
 
 
 @operator
-class Mul(Pointwise, Sharded):
+class Mul(SameShape, Sharded):
     """y = factor · x; of two results in ``of``, without a factor, their product: ``multiply``."""
 
     key = 'mul'
@@ -265,8 +255,6 @@ class Scale(Mul):
 
 # Gated feed-forwards: what is left of a gate behind its activation, times the other half (Shazeer 2020).
 
-SWIGLU, GEGLU, GEGLU_TANH = map(Elementwise, ('SwiGLU', 'GeGLU', 'GeGLUTanh'))
-
 
 class Gated(Sharded, Unary):
     """y = activation(gate) · up, of x whose features alternate: a gate, then what it lets through."""
@@ -298,7 +286,7 @@ class SwiGlu(Gated):
     """y = silu(gate) · up (Shazeer 2020)."""
 
     key = 'swiglu'
-    primitives = {'swiglu': SWIGLU}
+    primitives = {'swiglu': Elementwise('SwiGLU')}
     flops = (6, 12)
 
 
@@ -307,7 +295,7 @@ class GeGlu(Gated):
     """y = gelu(gate) · up, with the exact gelu."""
 
     key = 'geglu'
-    primitives = {'geglu': GEGLU}
+    primitives = {'geglu': Elementwise('GeGLU')}
     flops = (11, 14)
 
 
@@ -316,7 +304,7 @@ class GeGluTanh(Gated):
     """y = gelu_tanh(gate) · up, as Gemma has it."""
 
     key = 'geglu_tanh'
-    primitives = {'geglu_tanh': GEGLU_TANH}
+    primitives = {'geglu_tanh': Elementwise('GeGLUTanh')}
     flops = (11, 14)
 
 

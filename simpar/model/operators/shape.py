@@ -115,8 +115,7 @@ def _deal(shape: Shape, output: Shape, left: list[int], made: list[int], *, undi
         place, to = place + (not splits), to + (not merges)
 
 
-RESHAPE, FLATTEN = Reshaped('Reshape', same_backward=True), Flattened('Flatten', same_backward=True)
-TRANSPOSE = Transposed('Transpose', same_backward=True)
+FLATTEN = Flattened('Flatten', same_backward=True)
 
 
 def view(local: Local) -> Ops:
@@ -153,7 +152,7 @@ class Reshape(Unary):
     """The same elements in another shape; lies as its input does, as far as that can be."""
 
     key = 'reshape'
-    primitives = {'reshape': RESHAPE}
+    primitives = {'reshape': Reshaped('Reshape', same_backward=True)}
     inputs_told = 'none: it lies as its input does; of dims that become one the first is split'
     unsharded = 'the others of these'
 
@@ -197,7 +196,7 @@ class Transpose(Sharded, Unary):
     """Dims in another order, dim 0 as it was."""
 
     key = 'transpose'
-    primitives = {'transpose': TRANSPOSE}
+    primitives = {'transpose': Transposed('Transpose', same_backward=True)}
 
     permutation: Annotated[
         tuple[Annotated[int, Field(ge=0, le=7)], ...],
@@ -234,15 +233,12 @@ class Concatenated(Primitive):
         return Rule(name, (names,) * len(shapes), names, shapes, output, names[:-1], {})
 
 
-CONCAT = Concatenated('Concat')
-
-
 @operator
 class Concat(Sharded, Binary):
     """The features of two values of one shape, one behind the other."""
 
     key = 'concat'
-    primitives = {'concat': CONCAT}
+    primitives = {'concat': Concatenated('Concat')}
     roles = ('x', 'z')
 
     of: Pair = ('', '')

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from simpar.layout import ONE, Rule, TensorLayout
-from simpar.model.operators import base, linear, norm, pointwise
+from simpar.model.operators import base, linear, pointwise
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, placed
 from simpar.model.ops import told as told_of
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names, same
@@ -28,11 +28,8 @@ class AlongRows(Primitive):
         )
 
 
-POSITION, DROPOUT = AlongRows('Position'), AlongRows('Dropout')
-
-
 @base.operator
-class Position(norm.SameShape, base.Trained):
+class Position(base.SameShape, base.Trained):
     """x [batch, sequence, hidden] + weight [rows, hidden]: the rows of this rank's part of the sequence.
 
     Arguments: ``rows`` of the weight; 0: as many as tokens; ``documents``, lengths of those that a sample packs: each
@@ -40,7 +37,7 @@ class Position(norm.SameShape, base.Trained):
     """
 
     key = 'position'
-    primitives = {'position': POSITION}
+    primitives = {'position': AlongRows('Position')}
 
     rows: int = 0
     documents: tuple[int, ...] = ()
@@ -71,14 +68,14 @@ class Position(norm.SameShape, base.Trained):
 
 
 @base.operator
-class Dropout(norm.SameShape):
+class Dropout(base.SameShape):
     """x × mask / (1 − probability); keeps the mask, a byte an element.
 
     Arguments: ``site``, what its mask is drawn for.
     """
 
     key = 'dropout'
-    primitives = {'dropout': DROPOUT}
+    primitives = {'dropout': AlongRows('Dropout')}
     roles = ('x', 'keys')
 
     probability: float
@@ -98,7 +95,7 @@ class Dropout(norm.SameShape):
 
 
 @base.operator
-class Residual(norm.SameShape, base.Trained):
+class Residual(base.SameShape, base.Trained):
     """x + z, with the bias of the product that made z; with dropout, x + what is left of z and its bias.
 
     Arguments: ``bias_of``, the product's name, empty: it has no bias, or has added it; ``dropout``, probability.
@@ -150,7 +147,7 @@ class Residual(norm.SameShape, base.Trained):
 
 
 @base.operator
-class Bias(norm.SameShape, base.Trained):
+class Bias(base.SameShape, base.Trained):
     """y + bias, behind the sum of a product.
 
     Arguments: ``product``, its name; ``bias_shape``, of the bias.

@@ -7,28 +7,13 @@ from math import prod
 from simpar.layout import Rule, TensorLayout
 from simpar.model.operators import base, linear
 from simpar.model.ops import Attributes, Local, Ops, Parameter, Work, slice_text
-from simpar.model.primitive import Call, Pricing, Primitive, Shape, dim_names
+from simpar.model.primitive import Primitive, Shape
 
 GIVEN = 'given:'
 """What begins the draw of a tensor whose values the module has."""
 MOST_READS = 256
 
 
-@dataclass(frozen=True)
-class AtenCall(Primitive):
-    """A call of aten; its operator tells its dims."""
-
-    pricing: Pricing = 'streaming'
-
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
-        """d0, d1, ... of the result; what it reads stays unsharded beyond samples."""
-        names = dim_names(output)
-        inputs = tuple((names[0], *('' for _ in shape[1:])) if shape else () for shape in shapes)
-        return Rule(name, inputs, (names[0], *('' for _ in output[1:])), shapes, output, names, {})
-
-
-ATEN, ATEN_VIEW = AtenCall('Aten'), AtenCall('AtenView', 'view')
-ATEN_PRODUCT, ATEN_ATTENTION = AtenCall('AtenProduct', 'matrix'), AtenCall('AtenAttention', 'attention')
 _BY_PRICE = {'streaming': 'aten', 'view': 'aten_view', 'product': 'aten_product', 'convolution': 'aten_product',
              'attention': 'aten_attention'}  # fmt: skip
 
@@ -91,7 +76,12 @@ class TorchCall(OfModule, base.Sharded):
     """A call of aten as torch.export gives it; torch runs it forward, and its derivative backward."""
 
     key = 'torch_call'
-    primitives = {'aten': ATEN, 'aten_view': ATEN_VIEW, 'aten_product': ATEN_PRODUCT, 'aten_attention': ATEN_ATTENTION}
+    primitives = {
+        'aten': Primitive('Aten'),
+        'aten_view': Primitive('AtenView', 'view'),
+        'aten_product': Primitive('AtenProduct', 'matrix'),
+        'aten_attention': Primitive('AtenAttention', 'attention'),
+    }
     roles = tuple(f'x{place}' for place in range(MOST_READS))
 
     spec: AtenSpec
@@ -197,7 +187,6 @@ class ModuleLinear(OfModule, linear.Product):
     """A product of a module's weight, [outputs, inputs] or, ``transposed``, [inputs, outputs]."""
 
     key = 'module_linear'
-    primitives = {'matmul': linear.ROW_PRODUCT, 'bias': linear.BIAS_ADD}
 
     transposed: bool = False
     bias_name: str = ''
@@ -236,7 +225,6 @@ class ModuleEmbedding(OfModule, linear.TiedEmbedding):
     """Rows of a module's table; the row ``padding`` is not trained."""
 
     key = 'module_embedding'
-    primitives = {'embedding': linear.GATHER}
 
     padding: int = -1
 
