@@ -11,6 +11,7 @@ from launch_sources import FOLDER, MODEL, SOURCES, given_beside, model_beside
 from tables import load_table
 
 from simpar import cli, load_case, load_profile
+from simpar.errors import ScheduleError
 from simpar.huggingface.families import MODELS
 from simpar.importing import accelerate, deepspeed, megatron, mindformers, mindspeed, mixtures, torchtitan
 from simpar.importing.findings import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
@@ -644,3 +645,111 @@ def test_an_imported_plan_has_a_question_that_can_be_answered(name, tmp_path, ca
         assert '# The baseline of the gain: no baseline is known' in out.read_text()
     else:
         assert baseline.plan != schedule.plan
+
+
+# torchtitan's registries, by its names of August 2026
+
+
+REGISTRY = """
+from torchtitan.components.optimizer import default_adamw
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.trainer import Trainer
+
+from . import model_registry
+
+
+def small() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        optimizer=default_adamw(lr=3e-4, betas=(0.8, 0.99)),
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * 4096, max_context_length=4096),
+    )
+
+
+def large() -> Trainer.Config:
+    config = small()
+    config.model_spec = model_registry("70B", attn_backend="sdpa")
+    config.activation_checkpoint = FullAC.Config()
+    config.parallelism.tensor_parallel_degree = 8
+    config.compile = CompileConfig(enable=True, enable_async_tensor_parallel=True)
+    return config
+
+
+def unsure() -> Trainer.Config:
+    config = small()
+    if len(open("/proc/cpuinfo").readlines()) > 9:
+        config.training.max_context_length = 8192
+    return config
+"""
+
+
+def a_checkout(tmp_path):
+    registry = tmp_path / 'torchtitan' / 'models' / 'llama3' / 'config_registry.py'
+    registry.parent.mkdir(parents=True)
+    registry.write_text(REGISTRY)
+    return registry
+
+
+def test_a_function_of_a_registry_is_a_plan(tmp_path):
+    """Its tokens are samples of a step, and what it does not say is as torchtitan has it."""
+    registry = a_checkout(tmp_path)
+    small = load_schedule(schedule_text(imported(registry, given={'config': 'small', 'devices': '16'}), 'x'))
+    assert (small.workload.model.layers, small.workload.model.sequence, small.workload.batch) == (32, 4096, 2 * 16)
+    assert (small.plan.zero, small.plan.micro_batches, small.workload.optimizer.beta1) == (3, 1, 0.8)
+    assert 'layer*.swiglu' in small.plan.recompute
+    large = load_schedule(schedule_text(imported(registry, given={'config': 'large', 'devices': '64'}), 'x'))
+    assert (large.workload.model.layers, large.plan.tensor, large.plan.tiles) == (80, 8, 8)
+    assert (large.plan.recompute, large.workload.batch) == ('full', 2 * 8)
+
+
+@pytest.mark.parametrize(
+    ('given', 'error'),
+    [
+        ({'devices': '8'}, r'config: which one.*one of small, large, unsure'),
+        ({'config': 'huge'}, r"no function of this name makes one \(got 'huge'\)"),
+        ({'config': 'unsure', 'devices': '8'}, r'config_registry.py:\d+: whether this is done is not known'),
+        (
+            {'config': 'small', 'devices': '8', 'training.max_context_length': '3000'},
+            r'8192, which is no multiple of the 3000',
+        ),
+    ],
+)
+def test_what_only_running_a_registry_says_is_an_error(given, error, tmp_path):
+    with pytest.raises(ScheduleError, match=error):
+        imported(a_checkout(tmp_path), given=given)
+
+
+def test_a_command_line_goes_over_the_registry_that_it_names(tmp_path):
+    a_checkout(tmp_path)
+    script = tmp_path / 'run.sh'
+    for start in (
+        'torchrun --nnodes 2 --nproc_per_node 8 -m torchtitan.train --module llama3 --config large',
+        'NGPU=16 MODULE=llama3 CONFIG=large ./run_train.sh',
+    ):
+        script.write_text(f'{start} --parallelism.tensor_parallel_degree 4 --training.num_tokens_per_train_step=131072')
+        plan = load_schedule(schedule_text(imported(script, given={}), 'x'))
+        # 8,192 tokens on each of four data ranks, four times.
+        assert (plan.plan.tensor, plan.plan.micro_batches, plan.workload.batch) == (4, 4, 32)
+    script.write_text(f'{start.replace("large", "other")} --parallelism.tensor_parallel_degree 4')
+    with pytest.raises(ScheduleError, match='no function of this name'):
+        imported(script, given={})
+    script.write_text('torchrun --nproc_per_node 8 -m torchtitan.train --module qwen3 --config qwen3_8b')
+    with pytest.raises(ScheduleError, match=r'qwen3/config_registry.py is not here'):
+        imported(script, given={})
+
+
+def test_a_variable_that_a_file_leaves_open_is_given_by_its_name(tmp_path):
+    """As the model files of Megatron's benchmarks have them: ``${TP}``."""
+    file = tmp_path / 'model_config.yaml'
+    file.write_text(
+        'MODEL_ARGS:\n  --num-layers: 4\n  --hidden-size: 64\n  --num-attention-heads: 4\n  --seq-length: 32\n'
+        '  --vocab-size: 100\n  --micro-batch-size: 1\n  --global-batch-size: ${GBS}\n'
+        '  --tensor-model-parallel-size: ${TP}\n  --bf16: true\n'
+    )
+    devices = {'nnodes': '1', 'nproc-per-node': '8'}
+    with pytest.raises(ScheduleError, match=r'tensor-model-parallel-size: TP is not assigned; give it: --set TP=') as e:
+        imported(file, given=devices)
+    assert 'not a number' not in str(e.value)
+    made = imported(file, given={**devices, 'TP': '2', 'GBS': '16'})
+    assert (made.values['plan.tensor'], made.values['workload.batch']) == (2, 16)

@@ -20,7 +20,14 @@ from simpar.document.tree import MAX_DEPTH, Tree, tree_of
 from simpar.importing import accelerate, command_line, deepspeed, mapping, megatron, mindspeed, mindspore, settings
 from simpar.importing.mindformers import MINDFORMERS
 from simpar.importing.settings import ACCELERATOR, Setting, Settings, Source, fits
-from simpar.importing.torchtitan import TORCHTITAN, TORCHTITAN_HINTS
+from simpar.importing.torchtitan import (
+    REGISTRY,
+    REGISTRY_HINT,
+    RUN_OF,
+    TORCHTITAN,
+    TORCHTITAN_HINTS,
+    settings_of_registry,
+)
 
 MOST_BYTES: Final = 2**20
 MOST_SETTINGS: Final = 10_000
@@ -60,6 +67,8 @@ def imported(
     if path.suffix == '.py' or _PYTHON.match(file.text):
         if mindspore.HINT.search(file.text):
             return mindspore.imported_script(file.text, path, given, profile)
+        if REGISTRY_HINT.search(file.text):
+            return file.registry()
         raise errors.refusal(path, *_IS_PYTHON)
     if path.suffix == '.toml':
         return file.toml()
@@ -105,19 +114,52 @@ class _File:
         return replace(self.made(source, found, skipped), notes=notes)
 
     def overrides(self) -> mapping.Import:
-        """Settings of torchtitan that a command line has, over those of the TOML that it names."""
+        """Settings of torchtitan that a command line has, over those of the registry or the TOML that it names."""
         flags, skipped, notes = self.flags(TORCHTITAN)
-        words = [replace(one, name=one.name.replace('-', '_') if '.' in one.name else one.name) for one in flags.every]
+        # By the name that the file has, over which the command line goes.
+        words = [
+            replace(one, name=one.name.replace('-', '_'), written='') if '.' in one.name else one for one in flags.every
+        ]
         named = next((str(one.value) for one in words if one.name == 'job.config_file'), '')
         file = _found(Path(named), self.path) if named else None
         found = settings_of_toml(_text(file), str(file)) if file else []
-        of_launcher = {one.name: one for one in words if one.name in ('nnodes', 'nproc-per-node')}
-        sizes = [int(one.value) if str(one.value).isdecimal() else 0 for one in of_launcher.values()]
-        if 'nproc-per-node' in of_launcher and all(sizes):
-            by = of_launcher['nproc-per-node']
+        names = {'nnodes': '', 'nproc-per-node': 'NGPU', 'module': 'MODULE', 'config': 'CONFIG'}
+        of_launcher = {one.name: one for one in words if one.name in names}
+        for number, line in enumerate(self.text.splitlines(), 1):
+            for name, variable in names.items():
+                if match := variable and re.search(RUN_OF % variable, line):
+                    of_launcher.setdefault(name, Setting(name, match[1], f'{self.path}:{number}', variable))
+        if 'config' in of_launcher:
+            found += self.of_registry(of_launcher)
+        by = of_launcher.get('nproc-per-node')
+        counts = [one for one in (by, of_launcher.get('nnodes')) if one is not None]
+        sizes = [int(one.value) if str(one.value).isdecimal() else 0 for one in counts]
+        if by is not None and all(sizes):
             found.append(Setting('devices', str(prod(sizes)), by.where, by.called))
         found += [one for one in words if one.name not in of_launcher]
         return replace(self.made(TORCHTITAN, Settings(found, TORCHTITAN.table), skipped), notes=notes)
+
+    def of_registry(self, of_launcher: Mapping[str, Setting]) -> list[Setting]:
+        """What the registry says that ``--module`` and ``--config`` name, in a checkout around the script."""
+        config = of_launcher['config']
+        # An empty "$@" may stand behind it.
+        name, module = (
+            str(one.value[0] if isinstance(one.value, list) else one.value)
+            for one in (config, of_launcher.get('module', Setting('module', 'llama3', config.where)))
+        )
+        place = Path('torchtitan/models') / module / REGISTRY
+        file = next((folder / place for folder in self.path.resolve().parents if files.is_file(folder / place)), None)
+        if file is None:
+            what = f'--config {name}: {place} is not here, which says what it is'
+            instead = f'simpar import {place} --set config={name}, with --set for each further setting'
+            raise errors.refusal(config.where, what, instead)
+        return settings_of_registry(_text(file), file, {'config': name})
+
+    def registry(self) -> mapping.Import:
+        """A configuration of torchtitan's, by the name of its function."""
+        found = settings_of_registry(self.text, self.path, self.given)
+        said = [one for one in self.said() if one.name != 'config']
+        return self.made(TORCHTITAN, Settings([*found, *said], TORCHTITAN.table))
 
     def toml(self) -> mapping.Import:
         name = str(self.path)
@@ -143,8 +185,11 @@ class _File:
         return replace(made, kind=form.launcher)
 
     def said(self) -> list[Setting]:
-        """What ``--set`` says."""
-        return [Setting(name, value, f'--set {name}={value}') for name, value in self.given.items()]
+        """What ``--set`` says, but for variables of the file."""
+        variables = {name for match in _VARIABLE.finditer(self.text) for name in match.groups()}
+        return [
+            Setting(name, value, f'--set {name}={value}') for name, value in self.given.items() if name not in variables
+        ]
 
     def made(self, source: Source, said: Settings, skipped: Iterable[Setting] = ()) -> mapping.Import:
         """The schedule of settings, on the cluster that they or the path name."""
@@ -266,6 +311,7 @@ _DEFAULT: Final = re.compile(r'\$\{(?P<name>\w+):(?P<default>[^{}]*)\}')
 """A variable of the environment and what stands for it: ``${PRIMUS_MBS:2}``."""
 _NAMED: Final = re.compile(r'\$\{\.?(?P<name>[\w.]+)\}')
 """Another setting of the file: ``${model.encoder_seq_length}``."""
+_VARIABLE: Final = re.compile(r'\$\{\.?([\w.]+)(?=[:}])')
 _PRODUCT: Final = re.compile(r'\$\{multiply:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}')
 
 
@@ -359,7 +405,8 @@ def _filled(value: object, values: Mapping[str, object], given: Mapping[str, str
 
     def named(match: re.Match[str]) -> str:
         name = match['name']
-        ending = next((one for at, one in values.items() if at.endswith(f'.{name}')), match[0])
+        unassigned = match[0] if '.' in name else f'\0{name}\0'
+        ending = next((one for at, one in values.items() if at.endswith(f'.{name}')), unassigned)
         return str(given.get(name, values.get(name, values.get(name.partition('.')[2], ending))))
 
     text = _PRODUCT.sub(lambda match: str(int(match[1]) * int(match[2])), _NAMED.sub(named, value))

@@ -1,15 +1,21 @@
-"""torchtitan's TOML files, with their older names of sections."""
+"""torchtitan's configurations: its registries, which are Python and are not run, and the TOML files before them."""
 
+import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from math import lcm
+from pathlib import Path
 from typing import Any, Final
 
+from simpar import errors
 from simpar.huggingface.families import FLAVOURS, flavour
 from simpar.importing import findings, settings
+from simpar.importing.python_script import Cell, Function, Method, Reader, Thing, Unknown, tree_of
 
 _T: Final = 'workload.transformer'
 _P: Final = 'parallelism'
+_TOKENS: Final = 'training.num_tokens_per_microbatch_per_dp_rank'
 
 
 def _sizes(toml: settings.Settings) -> dict[str, Any]:
@@ -28,8 +34,9 @@ def model(toml: settings.Settings) -> Iterator[findings.Finding]:
     experts = {f'experts.{part}': one for part, one in sizes.get('experts', {}).items()}
     for key, value in {**{key: one for key, one in sizes.items() if key != 'experts'}, **experts}.items():
         yield findings.Entry(f'{_T}.{key}', value, ('model.name', 'model.flavor'))
-    if 'flex' in size or 'varlen' in size:
-        yield findings.Unmapped('model.flavor', 'attention within documents, whose lengths the file does not say')
+    by_document = next((name for name in ('model.attn_backend', 'model.flavor') if name in toml), '')
+    if any(kind in toml.text(by_document) for kind in ('flex', 'varlen')):
+        yield findings.Unmapped(by_document, 'attention within documents, whose lengths the file does not say')
 
 
 def _degree(toml: settings.Settings, name: str) -> int:
@@ -63,8 +70,12 @@ def parallel(toml: settings.Settings) -> Iterator[findings.Finding]:
         yield findings.Mistake('devices', what, f'--set devices={ranks}, or other degrees')
     tensor, pipe = _degree(toml, 'tensor_parallel'), _degree(toml, 'pipeline_parallel')
     yield findings.Entry('plan.tensor', tensor, toml.given(f'{_P}.tensor_parallel_degree'))
+    by_sequence = f'{_P}.enable_sequence_parallel'
     if tensor > 1:
-        yield findings.Entry('plan.sequence_parallel', True, (f'{_P}.tensor_parallel_degree',))
+        by = (f'{_P}.tensor_parallel_degree', *toml.given(by_sequence))
+        yield findings.Entry('plan.sequence_parallel', by_sequence not in toml or toml.on(by_sequence), by)
+    else:
+        yield from toml.left('one tensor rank', by_sequence)
     if toml.on(f'{_P}.enable_async_tensor_parallel') and tensor > 1:
         yield findings.Entry('plan.tiles', tensor, (f'{_P}.enable_async_tensor_parallel',), 'one for each rank')
     yield findings.Entry('plan.pipeline', pipe, toml.given(f'{_P}.pipeline_parallel_degree'))
@@ -100,6 +111,9 @@ def context_and_experts(toml: settings.Settings) -> Iterator[findings.Finding]:
 def batch(toml: settings.Settings) -> Iterator[findings.Finding]:
     """Samples of a step, and the micro-batches of pipeline and accumulation."""
     *_, data = _ranks(toml)
+    if _TOKENS in toml:
+        yield from _tokens(toml, data)
+        return
     local, full = max(1, toml.number('training.local_batch_size')), toml.number('training.global_batch_size')
     steps = max(1, toml.number('training.gradient_accumulation_steps'))
     if full > 0 and full % (local * data) == 0:
@@ -117,6 +131,26 @@ def batch(toml: settings.Settings) -> Iterator[findings.Finding]:
         small = local // size if size and local % size == 0 else local
     by = toml.given(f'{_P}.pipeline_parallel_microbatch_size', 'training.gradient_accumulation_steps')
     yield findings.Entry('plan.micro_batches', small * steps, by)
+
+
+def _tokens(toml: settings.Settings, data: int) -> Iterator[findings.Finding]:
+    """Samples of a step where a registry says tokens (pytorch/torchtitan, torchtitan/trainer.py, August 2026)."""
+    sequence, tokens, step = (
+        toml.number(name) for name in ('training.seq_len', _TOKENS, 'training.num_tokens_per_train_step')
+    )
+    pipe = max(1, toml.number(f'{_P}.num_pp_microbatches')) if _degree(toml, 'pipeline_parallel') > 1 else 1
+    at_once = tokens * pipe * data
+    if not 0 < sequence <= tokens or tokens % sequence:
+        wrong = f'{tokens}, which is no multiple of the {sequence} of training.max_context_length'
+        yield findings.Mistake(_TOKENS, wrong, f'--set {_TOKENS}={max(1, tokens // max(1, sequence)) * sequence}')
+    elif step > 0 and step % at_once:
+        wrong = f'{step}, which is no multiple of the {at_once} that all data ranks take at once'
+        yield findings.Mistake('training.num_tokens_per_train_step', wrong, f'write a multiple of {at_once}')
+    else:
+        by = toml.given(_TOKENS, 'training.num_tokens_per_train_step')
+        steps = step // at_once if step > 0 else 1
+        yield findings.Entry('workload.batch', at_once * steps // sequence, by)
+        yield findings.Entry('plan.micro_batches', pipe * steps, (*by, *toml.given(f'{_P}.num_pp_microbatches')))
 
 
 def order(toml: settings.Settings) -> Iterator[findings.Finding]:
@@ -154,7 +188,11 @@ def precision(toml: settings.Settings) -> Iterator[findings.Finding]:
     if not eight:
         names = (one for one in toml.named if one.startswith(('quantize.linear', 'float8.')))
         yield from toml.left('converters name no float8', *names)
-    if rest := [one for one in converters if one not in eight]:
+    rest = [one for one in converters if one not in eight]
+    if any('lora' in one for one in rest):
+        what = 'weights of low rank beside frozen ones, whose rank is not read'
+        yield findings.Mistake('model.converters', what, 'leave the converter out, and write workload.transformer.lora')
+    elif rest:
         yield findings.Unmapped('model.converters', ', '.join(rest))
 
 
@@ -219,5 +257,143 @@ TORCHTITAN: Final = settings.Source(
     rules=(model, parallel, batch, order, precision, recompute),
     framework=framework,
 )
-TORCHTITAN_HINTS: Final = re.compile(r'--(job\.config_file|(parallelism|activation_checkpoint)\.\w|model\.flavor)')
-"""Settings that its command line has, over those of its TOML."""
+TORCHTITAN_HINTS: Final = re.compile(
+    r'--(job\.config_file|(parallelism|activation_checkpoint)\.\w|model\.flavor)|-m torchtitan\.train\b'
+)
+"""Settings that its command line has, over those of its configuration."""
+
+
+# registries: functions of which each makes one configuration
+
+REGISTRY: Final = 'config_registry.py'
+RUN_OF: Final = r'\b%s=["\']?([\w.]+).*run_train\.sh'
+"""A variable of the environment that torchtitan's own script takes."""
+REGISTRY_HINT: Final = re.compile(r'\bfrom torchtitan\.|\bimport torchtitan\b')
+
+
+@dataclass(eq=False)
+class _Registry(Reader):
+    """A registry as it is followed: of a class or a function of torchtitan the name and the arguments are known.
+
+    Arguments: ``given``, settings that ``--set`` says.
+    """
+
+    given: Mapping[str, str] = field(default_factory=dict)
+
+    def of_module(self, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Thing:
+        return Thing(name, line, values, named, {'options': named})
+
+    def sets(self, owner: Any, name: str, value: Any, line: int) -> None:
+        if isinstance(owner, Method) and isinstance(owner.owner, Thing):
+            # A section that is as torchtitan has it, but for this.
+            section = owner.owner.named[owner.name] = self.of_module(owner.name, line, [], {})
+            owner = section
+        if isinstance(owner, Thing):
+            owner.named[name] = value
+            self.changes += 1
+
+    def method(self, of: Method, line: int, values: list[Any], named: dict[str, Any]) -> Any:
+        return Unknown()
+
+    def apply(self, of: Thing | Cell, line: int, values: list[Any], named: dict[str, Any]) -> Any:
+        return Unknown()
+
+    def arithmetic(self, one: ast.BinOp | ast.AugAssign, left: Any, right: Any) -> Any:
+        return Unknown()
+
+    def iterated(self, over: Any) -> None:
+        """Over what is changed there, no time of a step hangs."""
+
+    def beside(self, module: str) -> None:
+        """Files beside it are of models, which are known by their names."""
+
+    def said(self, of: Thing, prefix: str = '') -> Iterator[settings.Setting]:
+        """The settings of a configuration, in the words of its command line."""
+        for name, value in of.named.items():
+            at, where = f'{prefix}{name}', self.place(value.line if isinstance(value, Thing) else of.line)
+            if not isinstance(value, Thing):
+                of_kind = '.mode' if name == 'activation_checkpoint' else ''
+                yield self.setting(at + of_kind, 'none' if of_kind and value is None else value, where)
+            elif name == 'model_spec':
+                yield from self.model(value, where)
+            elif name == 'activation_checkpoint':
+                yield settings.Setting(f'{at}.mode', _class(value).removesuffix('AC').lower(), where)
+                yield from self.said(value, f'{at}.')
+            elif name == 'optimizer' and value.last == 'default_adamw':
+                named = {'lr': value.values[0]} if value.values else {}
+                named |= value.named
+                betas = named.pop('betas', (0.9, 0.95))
+                pair = betas if isinstance(betas, tuple) and len(betas) == 2 else (Unknown(),) * 2
+                for key, one in {**named, 'beta1': pair[0], 'beta2': pair[1]}.items():
+                    yield self.setting(f'{at}.{key}', one, where)
+            elif name in ('optimizer', 'loss'):
+                yield settings.Setting(f'{at}.kind', _class(value), where)
+            else:
+                yield from self.said(value, f'{at}.')
+
+    def model(self, of: Thing, where: str) -> Iterator[settings.Setting]:
+        """The model of ``model_registry("8B", …)``."""
+        named = {'flavor': of.values[0] if of.values else '', 'attn_backend': 'flex', **of.named}
+        converters = named.pop('converters', None) or []
+        for name, value in named.items():
+            yield self.setting(f'model.{name}', value, where)
+        is_list = isinstance(converters, (list, tuple))
+        names = (
+            [_class(one).lower() if isinstance(one, Thing) else one for one in converters] if is_list else converters
+        )
+        yield from [self.setting('model.converters', names, where)] if names else []
+
+    def setting(self, name: str, value: Any, where: str) -> settings.Setting:
+        """A setting of a value; where only running the file says it, and a step hangs on it, it is refused."""
+        parts = list(value) if isinstance(value, (list, tuple)) else [value]
+        if all(one is None or isinstance(one, (bool, int, float, str)) for one in parts):
+            return settings.Setting(name, list(value) if isinstance(value, tuple) else value, where)
+        if name.partition('.')[0] in _SECTIONS and name not in self.given:
+            what = f'{name}: what it is, only running the file says'
+            self.problems.append(errors.Problem(where, what, f'--set {name}=VALUE, or write the value'))
+        return settings.Setting(name, 'not known', where)
+
+
+_SECTIONS: Final = ('model', 'model_spec', 'training', 'parallelism', 'activation_checkpoint', 'optimizer', 'compile')
+"""Those of a configuration on which a step hangs."""
+
+
+def _class(of: Thing) -> str:
+    """The class of ``SelectiveAC.Config(…)``."""
+    return of.name.removesuffix('.Config').rpartition('.')[2]
+
+
+def settings_of_registry(text: str, path: Path, given: Mapping[str, str]) -> list[settings.Setting]:
+    """The settings of one configuration of a registry. Arguments: ``given``, of which ``config`` names its function.
+
+    Raises ``ScheduleError``.
+    """
+    reader = _Registry(str(path), path.parent, given=given)
+    try:
+        reader.module(tree_of(text, path), reader.scope)
+        functions = {name: one for name, one in reader.scope.items() if isinstance(one, Function)}
+        names = [name for name, one in functions.items() if one.of.returns is not None and not one.of.args.args]
+        name = given.get('config', '')
+        if name not in names:
+            what = f'config: no function of this name makes one (got {name!r})' if name else 'config: which one?'
+            raise errors.refusal(path, what, f'--set config=NAME, one of {", ".join(names)}')
+        made = reader.function(functions[name].of, [], {}, reader.scope)
+    except RecursionError:
+        raise errors.refusal(path, 'functions call one another without an end', 'write it in full') from None
+    where = reader.place(functions[name].of.lineno)
+    if not isinstance(made, Thing) or _class(made) in ('', 'Config'):
+        raise errors.refusal(where, f'what {name} returns is not known', 'write Trainer.Config(…) in it')
+    said = list(reader.said(made))
+    if reader.problems:
+        raise errors.ScheduleError(reader.problems)
+    # As torchtitan has them where a configuration is silent.
+    spares = made.named.get('training')
+    is_captured = not (isinstance(spares, Thing) and spares.named.get('disable_cuda_graphs'))
+    usual: list[tuple[str, str | int]] = [
+        ('model.name', path.resolve().parent.name),
+        ('activation_checkpoint.mode', 'selective'),
+    ]
+    usual += [('activation_checkpoint.selective_ac_option', 'op')]
+    usual += [('training.max_context_length', 2048), (_TOKENS, 16384), ('training.cuda_graphs', is_captured)]
+    silent = {key: value for key, value in usual if all(one.name != key for one in said)}
+    return [*(settings.Setting(key, value, where) for key, value in silent.items()), *said]
