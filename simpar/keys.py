@@ -120,7 +120,8 @@ def _reader(word: str) -> Callable[[_Values], Any]:
     return read
 
 
-def _condition(text: str) -> Callable[[_Values], bool]:
+def condition(text: str) -> Callable[[_Values], bool]:
+    """Whether a condition of a table holds, by the values that it speaks of."""
     left, sign, right = (*text.removeprefix('!').split(' '), '', '')[:3]
     one, other, compared, wanted = _reader(left), _reader(right), _SIGNS.get(sign), not text.startswith('!')
     if compared is None:
@@ -129,7 +130,7 @@ def _condition(text: str) -> Callable[[_Values], bool]:
 
 
 _CONFLICTS: Final = tuple(
-    (row['of'], tuple(map(_condition, row['when'].split(' & '))), row)
+    (row['of'], tuple(map(condition, row['when'].split(' & '))), row)
     for row in files.read_csv(Path(__file__).with_name('conflicts.csv'))
 )
 

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from simpar.strategy_search import Choice, GraphBuilder, Operator
-from simpar.strategy_search.graph import mean_absolute_error, mean_squared_error, softmax_cross_entropy
+from simpar.strategy_search.graph import LOSSES, mean_error, softmax_cross_entropy
 from tests.strategy_networks import dense_layer, transformer_blocks
 
 
@@ -39,7 +39,7 @@ def chain(case, dataset):
         x = build.matmul(f'matmul{place}', x, build.parameter(f'w{place}', inputs, outputs))
         if args.get('relu', True) and place < len(dims) - 2:
             x = build.elementwise('ReLU', f'relu{place}', x)
-    mean_squared_error(build, x, label)
+    mean_error(build, x, label)
     return build.graph(dataset)
 
 
@@ -94,7 +94,7 @@ def mnist_layers(build, name, x, label, case):
     x = build.elementwise('ReLU', f'{name}relu1', dense_layer(build, f'{name}layer1', x, 512, bias=True))
     x = build.elementwise('ReLU', f'{name}relu2', dense_layer(build, f'{name}layer2', x, 512, bias=True))
     x = dense_layer(build, f'{name}layer3', x, case['net_args'].get('out', 10), bias=True)
-    return (mean_absolute_error if case['loss'] == 'mae' else cross_entropy)(build, x, label, name)
+    return (LOSSES['mae'] if case['loss'] == 'mae' else cross_entropy)(build, x, label, name)
 
 
 LAST = Operator(name='', primitive='', reads=(), writes=(), axes=(1,))

@@ -2,7 +2,7 @@
 
 from simpar.model import Dense, Network, Softmax
 from simpar.strategy_search import Graph, GraphBuilder
-from simpar.strategy_search.graph import Dataset, mean_squared_error, model_graph
+from simpar.strategy_search.graph import Dataset, mean_error, model_graph
 
 
 def network_graph(network: Network, batch: int, loss: str, dataset: Dataset = 'full_batch') -> Graph:
@@ -58,5 +58,5 @@ def transformer_blocks(
     x, label = build.dataset(x=(batch * sequence, hidden), label=(batch * sequence, hidden))
     for layer in range(layers):
         x = block(build, f'layer{layer}', x, batch, sequence, heads, ffn)
-    mean_squared_error(build, x, label)
+    mean_error(build, x, label)
     return build.graph(dataset)

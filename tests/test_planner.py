@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import re
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from simpar.pipeline.orders import named_order
 from simpar.planner import load_planning
 from simpar.planner.bound import Sums
 from simpar.planner.clock import moments_of, timed
-from simpar.planner.judge import GUESS, Judge, workers
+from simpar.planner.judge import GUESS, Judge, Workers
 from simpar.planner.pieces import Speeds, Work, first_behind, last_ahead, windows
 from simpar.planner.render import render
 from simpar.planner.sample import load_of, outermost
@@ -184,7 +185,7 @@ def test_processes_judge_nodes_as_this_one_does(file, monkeypatch):
     draw = random.Random(3)
     nodes = [path[:depth] for path in (spaces.drawn_path(space, draw) for _ in range(3)) if path for depth in (5, 6, 8)]
     asked = [(path, 0) for path in nodes if judge.judges(len(path))]
-    with workers(space, judge, 2) as those:
+    with closing(Workers(space, judge, 2)) as those:
         assert those.judge(asked) == [judge(path, turn) for path, turn in asked]
     assert len(asked) >= 6
 
@@ -195,7 +196,7 @@ def test_processes_predict_plans_as_this_one_does_and_none_is_waited_for_in_vain
     space = load_planning(file).space
     judge = Judge(space, cluster_of(space.base))
     schedules = [space.schedule(path) for path in itertools.islice(spaces.paths(space), count)]
-    with workers(space, judge, 2) as those:
+    with closing(Workers(space, judge, 2)) as those:
         assert not those.ready
         those.judge([])
         assert those.ready

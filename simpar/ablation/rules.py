@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from simpar import errors, hardware
 from simpar.cost.compute import FP8
-from simpar.keys import ROWS, row_of
+from simpar.keys import ROWS, condition, row_of
 from simpar.lower import issue, roles, tape
 from simpar.lower.graph import loss, record
 from simpar.lower.lower import order_of
@@ -323,7 +323,7 @@ class Facts:
 
     @cached_property
     def _by_keys(self) -> dict[str, bool]:
-        """What the keys say themselves."""
+        """What keys say together."""
         plan, asked, model = self.plan, self.asked, self.workload.model
         experts = getattr(model, 'experts', None)
         # Two that ask for optimizer parallelism hold each other: without one of them the program may stay the same.
@@ -331,44 +331,28 @@ class Facts:
         return {
             'always': True,
             'asks_alone': alone,
-            'asks_offload': bool(plan.offload),
             'asks_recompute': recomputes(self.workload, plan),
             'asks_shards': plan.hsdp != 'off' or plan.zero > 0 or bool(plan.shard),
-            'asks_states': 'optimizer' in plan.offload,
-            'context': plan.context > 1,
-            'copies': plan.copies > 1,
             'data_ranks': plan.data * plan.context > 1,
             'dense_layers': experts is not None and experts.first_dense >= experts.every,
-            'documents': bool(getattr(model, 'packed', ())),
-            'exact_search': asked.search == 'exact',
             'expert_groups': experts is not None and experts.groups > 1,
             'expert_width': experts is not None and experts.ffn not in (0, getattr(model, 'ffn_width', 0)),
-            'fused_exchange': plan.exchange == 'fused',
-            'gather_pass': 'enable_opt_shard_comm_opt' in plan.overlap,
-            'gradient_pass': 'enable_grad_comm_opt' in plan.overlap,
-            'ids': plan.fusion == 'ids',
             # MindSpore's search reads the key, too.
             'in_vain': not self.sharded and alone and asked.search != 'double-recursive',
-            'late_receive': plan.receive == 'late',
-            'listed_ids': bool(plan.fusion_ids),
             'marks': any(operator.recompute for operator in model.operators.values()),
             'mindspore_search': asked.search in ('sharding-propagation', 'double-recursive'),
-            'other_fusion': plan.fusion != 'layer',
             'passes': not isinstance(plan.overlap, str),
-            'rotary': getattr(model, 'position', '') == 'rotary',
-            'rows': bool(asked.rows),
-            'single_stream': plan.streams == 'single',
             'sums_loss': loss.TOTAL in self.program.tensor,
-            'tells_sample': model.tells_sample,
-            'tensor_ranks': plan.tensor > 1,
-            'trains': self.workload.phase != 'forward',
         }
 
-    def hold(self, condition: str) -> bool:
-        """Whether all facts of a condition hold, e.g. ``sends & !single_stream``."""
-        return all(self._holds(fact.lstrip('!')) != fact.startswith('!') for fact in condition.split(' & '))
+    def hold(self, facts: str) -> bool:
+        """Whether all facts of a condition hold, e.g. ``sends & plan.copies > 1``."""
+        return all(self._holds(fact.lstrip('!')) != fact.startswith('!') for fact in facts.split(' & '))
 
     def _holds(self, fact: str) -> bool:
+        if '.' in fact:
+            values = {'plan': self.plan, 'asked': self.asked, 'workload': self.workload, 'model': self.workload.model}
+            return condition(fact)(values)
         return self._by_keys[fact] if fact in self._by_keys else bool(getattr(self, fact))
 
     def why(self, rule: str) -> str:

@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any, Final
 
-from simpar import files, keys, listing, metrics
+from simpar import files, keys, listing, metrics, pipeline
 from simpar.case import Case
 from simpar.commands import answers, common
-from simpar.pipeline import Order, draw, parse_action
 from simpar.program import BYTES, Program, Role
 from simpar.units import format_size
 
@@ -80,7 +79,7 @@ def to_dict(case: Case) -> dict[str, Any]:
     }
 
 
-def _order(case: Case) -> Order | None:
+def _order(case: Case) -> pipeline.Order | None:
     """The actions with their sends and receives, of a pipeline."""
     from simpar.lower.lower import order_of, with_messages
 
@@ -262,8 +261,8 @@ def _grid_lines(actions: list[list[str]] | None) -> list[str]:
     """The grid of actions, its middle left out where it is long."""
     if actions is None:
         return []
-    rows = tuple(tuple(map(parse_action, row)) for row in actions[:SHOWN_RANKS])
-    heads, *grid = draw(Order(rows, (), 0)).splitlines()
+    rows = tuple(tuple(map(pipeline.parse_action, row)) for row in actions[:SHOWN_RANKS])
+    heads, *grid = pipeline.draw(pipeline.Order(rows, (), 0)).splitlines()
     first, last = SHOWN_STEPS
     # One line would be saved otherwise, and one is spent on saying so.
     if len(grid) > first + last + 1:

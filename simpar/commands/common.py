@@ -81,6 +81,15 @@ def executor_flags(options: argparse.Namespace) -> list[str]:
     return [*module, *(word for limit in options.limit for word in ('--limit', limit))]
 
 
+def named_values(words: Sequence[str], flag: str) -> Iterator[tuple[str, str]]:
+    """The names and values of a flag that is given as ``NAME=VALUE``, often."""
+    for word in words:
+        name, sign, value = word.partition('=')
+        if not sign or not name.strip():
+            raise errors.refusal(f'{flag} {word[:60]}', 'not a name and a value', f'write e.g. {flag} NNODES=8')
+        yield name.strip(), value
+
+
 def net_of(options: argparse.Namespace) -> Net:
     """The network; what is wrong with it stands at its flag."""
     try:

@@ -2,12 +2,12 @@
 
 import argparse
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from simpar import errors, files
+from simpar.commands import common
 from simpar.commands.answers import print_json
 from simpar.exporting import export, onto, settings
 from simpar.schedule import load_schedule
@@ -15,7 +15,7 @@ from simpar.schedule import load_schedule
 
 def export_command(options: argparse.Namespace) -> int:
     """Write the file, or edit the user's own; what the framework cannot say is told first."""
-    given = dict(_given(options.given)) if options.onto else {}
+    given = dict(common.named_values(options.given, '--given'))
     schedule = load_schedule(options.file, options.set)
     if not options.onto:
         made = export.export(schedule, options.to)
@@ -77,14 +77,3 @@ def tell(framework: str, unsaid: tuple[export.Unsaid, ...]) -> None:
     """Say on the standard error what a framework cannot say."""
     for one in unsaid:
         print(f'{framework}: {one}', file=sys.stderr)
-
-
-def _given(words: list[str]) -> Mapping[str, str]:
-    """Variables of the user's file."""
-    given = {}
-    for word in words:
-        name, sign, value = word.partition('=')
-        if not sign or not name.strip():
-            raise errors.refusal(f'--given {word[:60]}', 'not a name and a value', 'write e.g. --given NNODES=8')
-        given[name.strip()] = value
-    return given

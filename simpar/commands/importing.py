@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from simpar import calibrate, predict, profiles, schedule, size, trace_files, workload
 from simpar.case import Case, cluster_of, load_case
+from simpar.commands import common
 from simpar.commands.answers import print_answer, print_json
 from simpar.commands.trace import trace_lines, trace_to_dict
 from simpar.cost import compute, price
@@ -98,14 +99,11 @@ def _given(settings: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
     """What ``--set`` says of the file, and what of the schedule: keys of that begin with a part of it."""
     given: dict[str, str] = {}
     over: dict[str, Any] = {}
-    for setting in settings:
-        name, sign, value = setting.partition('=')
-        if not sign or not name.strip():
-            raise refusal(f'--set {setting[:60]}', 'not a name and a value', 'write e.g. --set NNODES=8')
+    for setting, (name, value) in zip(settings, common.named_values(settings, '--set'), strict=True):
         if name.split('.')[0] in ('workload', 'plan', 'cluster'):
-            over[name.strip()] = override(tree.parse('{}', setting), [setting]).get(tuple(name.strip().split('.')))
+            over[name] = override(tree.parse('{}', setting), [setting]).get(tuple(name.split('.')))
         else:
-            given[name.strip()] = value
+            given[name] = value
     return given, over
 
 

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from simpar import comparison as comparing
+from simpar import files, numbers
 from simpar.case import Case, on_net
 from simpar.commands import common
 from simpar.commands.answers import print_answer, print_json
 from simpar.comparison import Comparison, Gain, Side
 from simpar.errors import dotted, refusal
-from simpar.files import remove_at_the_end, write_atomically
 from simpar.hardware.net import Net
 from simpar.keys import without_effect_json, without_effect_line
-from simpar.numbers import pricing_by
 from simpar.predict import Prediction
 from simpar.saved_answer import difference, difference_to_dict, render_difference
 from simpar.schedule.contents import STACK
@@ -122,7 +121,7 @@ def measure_command(options: argparse.Namespace) -> int:
     for one in (case, case.baseline):
         _emulates(one)
     with tempfile.TemporaryDirectory(prefix='simpar-') as folder:
-        remove_at_the_end(Path(folder))
+        files.remove_at_the_end(Path(folder))
         recorded, other = Path(folder) / 'measured.json', Path(folder) / 'baseline.json'
         ops = Path(folder) / 'ops.json' if options.time_ops else None
         # In a process of its own: torch is never imported here.
@@ -200,7 +199,7 @@ def _answer(
     left_out: str,
     timed: Mapping[str, Mapping[str, float]],
 ) -> None:
-    prediction = replace(case.predict(pricing=pricing_by(timed) if timed else None), name=measured.name)
+    prediction = replace(case.predict(pricing=numbers.pricing_by(timed) if timed else None), name=measured.name)
     gain = Gain(plan=_side(prediction, measured))
     if measured.baseline and prediction.baseline:
         below = replace(prediction.baseline, name=measured.baseline.name)
@@ -262,7 +261,7 @@ def _page(options: argparse.Namespace, case: Case, prediction: Prediction, gain:
         measured=table_html(comparing.gain_table(gain)),
     )
     path: Path = options.html
-    write_atomically(path, page)
+    files.write_atomically(path, page)
     return path
 
 

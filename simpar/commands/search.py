@@ -16,8 +16,7 @@ from simpar.exporting.export import export
 from simpar.page import answer_page
 from simpar.planner import Answer, Planning, load_planning, plan, render
 from simpar.plot.frame import write_figure
-from simpar.sweep import Sweep, SweepAnswer, load_sweep, table, why_not
-from simpar.sweep.plot import bars
+from simpar.sweep import Sweep, SweepAnswer, load_sweep, plot, table, why_not
 from simpar.sweep.table import as_markdown, side_by_side
 
 
@@ -78,7 +77,7 @@ def _write_sweep(options: argparse.Namespace, answer: SweepAnswer) -> list[str]:
             journal.unlink(missing_ok=True)
         written.append(str(options.csv))
     if options.plot:
-        write_figure(options.plot, bars(answer))
+        write_figure(options.plot, plot.bars(answer))
         written.append(str(options.plot))
     return written
 

@@ -486,11 +486,9 @@ def dump(value: T, kind: type[T] | None = None) -> Any:
     return adapter(kind or type(value)).dump_python(value, mode='json', by_alias=True)
 
 
-def _new_schema(kind: Any) -> str:
+@functools.cache
+def _schema_text(kind: Any) -> str:
     return json.dumps(_tidy(adapter(kind).json_schema(by_alias=True)))
-
-
-_schema_text: Callable[[Any], str] = functools.cache(_new_schema)
 
 
 def json_schema(kind: type) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeGuard
 
@@ -301,45 +301,32 @@ def _child(node: Any, part: str | int) -> Any:
     return None
 
 
-class _Growing:
-    """A tree while it is built from nodes; mutable."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.origins: dict[Key, str] = {}
-        self.problems: list[Problem] = []
-        self.refused: set[Key] = set()
-        self.values = 0
-
-    def value(self, node: Node, key: Key, line: int) -> Any:
-        self.values += 1
-        # Counted once more with aliases filled in: ten nested lists of ten aliases are 10¹⁰ values.
-        if self.values > MAX_VALUES or len(key) > MAX_DEPTH:
-            limit = f'{MAX_DEPTH} levels' if len(key) > MAX_DEPTH else f'{MAX_VALUES} values'
-            raise Unreadable(node.line, f'more than {limit} once aliases are filled in', 'write it without aliases')
-        self.origins[key] = f'{self.name}:{line}'
-        for fault_line, fault in node.key_faults:
-            self.fault(fault_line, key, fault)
-        if node.fault:
-            self.fault(line, key, node.fault)
-            self.refused.add(key)
-            return None
-        if isinstance(node.value, dict):
-            return {name: self.value(child, (*key, name), at) for name, (at, child) in node.value.items()}
-        if isinstance(node.value, list):
-            return [self.value(child, (*key, place), child.line) for place, child in enumerate(node.value)]
-        return node.value
-
-    def fault(self, line: int, key: Key, fault: Fault) -> None:
-        self.problems.append(Problem(key, *fault).at(f'{self.name}:{line}'))
-
-
 def parse(text: str, name: str) -> Tree:
     """The tree of a text; ``name`` stands before each line number. Raises `Unreadable`."""
-    growing, node = _Growing(name), compose(text)
-    root = growing.value(node, (), node.line)
-    problems, refused = tuple(growing.problems), frozenset(growing.refused)
-    return Tree(root=root, origins=growing.origins, problems=problems, refused=refused)
+    origins, refused = dict[Key, str](), set[Key]()
+    problems: list[Problem] = []
+    numbers = count(1)
+
+    def grown(node: Node, key: Key, line: int) -> Any:
+        # Counted once more with aliases filled in: ten nested lists of ten aliases are 10¹⁰ values.
+        if next(numbers) > MAX_VALUES or len(key) > MAX_DEPTH:
+            limit = f'{MAX_DEPTH} levels' if len(key) > MAX_DEPTH else f'{MAX_VALUES} values'
+            raise Unreadable(node.line, f'more than {limit} once aliases are filled in', 'write it without aliases')
+        origins[key] = f'{name}:{line}'
+        faults = [*node.key_faults, *([(line, node.fault)] if node.fault else [])]
+        problems.extend(Problem(key, *fault).at(f'{name}:{at}') for at, fault in faults)
+        if node.fault:
+            refused.add(key)
+            return None
+        if isinstance(node.value, dict):
+            return {part: grown(child, (*key, part), at) for part, (at, child) in node.value.items()}
+        if isinstance(node.value, list):
+            return [grown(child, (*key, place), child.line) for place, child in enumerate(node.value)]
+        return node.value
+
+    node = compose(text)
+    root = grown(node, (), node.line)
+    return Tree(root=root, origins=origins, problems=tuple(problems), refused=frozenset(refused))
 
 
 def is_path(source: Source) -> TypeGuard[str | os.PathLike[str]]:
@@ -468,11 +455,12 @@ def put(tree: Tree, key: str, value: Any, origin: str) -> Tree:
     stands in the way, or a list has no such place.
     """
     parts = [part.strip() for part in key.split('.')]
+    if len(parts) > MAX_DEPTH:
+        raise refusal(origin, f'more than {MAX_DEPTH} levels', 'write a shorter key')
     # Trees are values: the one that was read stays as it is. What is not on the way is shared with it.
     root = {} if tree.root is None else copy.copy(tree.root)
     node, path, made = root, (), {}  # type: Any, Key, dict[Key, str]
     try:
-        _check_depth(parts)
         for part, below in pairwise(parts):
             path = (*path, _place(node, part, path))
             if tree.get(path) is None:
@@ -503,11 +491,6 @@ def _enter(node: Any, path: Key, below: str, shorts: Mapping[Key, str]) -> tuple
     if not (isinstance(value, list) and below.isdecimal()):
         node[path[-1]] = {name: value}
     return node[path[-1]], path
-
-
-def _check_depth(parts: list[str]) -> None:
-    if len(parts) > MAX_DEPTH:
-        raise Unreadable(0, f'more than {MAX_DEPTH} levels', 'write a shorter key')
 
 
 def _place(node: Any, part: str, path: Key) -> str | int:

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import expm1, isfinite
+from math import expm1
 from typing import Any, Final
 
-from simpar.case import case_of, cluster_of
-from simpar.errors import SimparError
-from simpar.lazy import Card, Table
+from simpar import case, errors, lazy
 from simpar.planner.search import Found
 from simpar.planner.space import KEYS, Space
 from simpar.plans import Plan
@@ -15,7 +13,7 @@ from simpar.predict import Prediction, predict
 from simpar.schedule import Schedule
 from simpar.sweep.answer import Figures, Outcome
 from simpar.sweep.run import Way, predict_all
-from simpar.throughput import Budget, Run, Throughput
+from simpar.throughput import Run, Throughput
 from simpar.units import format_size, format_time
 from simpar.workload import Transformer
 
@@ -69,7 +67,7 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer(Table):
+class Answer(lazy.Table):
     """The best plan that is known, and how much faster another could be at most.
 
     Arguments:
@@ -177,12 +175,8 @@ def answer_of(space: Space, found: Found, margin: float, own: Own | None = None)
         infeasible=infeasible,
         pruned=tuple(sorted(pruned, key=lambda one: (-one.plans, one.rule))),
         plans=space.count,
-        open=found.open,
-        least=found.least,
-        gap=found.gap,
+        **{name: getattr(found, name) for name in ('open', 'least', 'gap', 'complete', 'nodes')},
         margin=margin,
-        complete=found.complete,
-        nodes=found.nodes,
         never_bounded=space.never_bounded,
         own=own,
     )
@@ -230,8 +224,8 @@ def measured(schedule: Schedule) -> tuple[float, str] | None:
     if not schedule.cluster.has_stack:
         return None
     try:
-        spread = case_of(schedule).predict(tell=False).spread
-    except SimparError:
+        spread = case.case_of(schedule).predict(tell=False).spread
+    except errors.SimparError:
         return None
     if spread is None or not spread.pairs:
         return None
@@ -266,7 +260,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Robustness(Card):
+class Robustness(lazy.Card):
     """The choice and those that come next, where something is worse.
 
     Arguments: ``plans``, the choice first; ``trials``, the first as it is; ``margin``, of the answer.
@@ -316,7 +310,7 @@ def _rivals(answer: Answer) -> tuple[Ranked, ...]:
 
 def worse(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
     """What may be worse on a cluster, and the schedule where it is."""
-    own, cluster = schedule.cluster, cluster_of(schedule)
+    own, cluster = schedule.cluster, case.cluster_of(schedule)
     joined = 1
     for link in cluster.profile.links:
         # A link that joins no more devices than the one below carries nothing.
@@ -391,8 +385,8 @@ def why(answer: Answer) -> Prediction | None:
     if choice is None or other is None:
         return None
     try:
-        mine, others = case_of(choice.schedule), case_of(other.schedule)
-    except SimparError:
+        mine, others = case.case_of(choice.schedule), case.case_of(other.schedule)
+    except errors.SimparError:
         return None
     if sum(len(role) for one in (mine, others) for role in one.program.roles) > LONGEST:
         return None
@@ -452,25 +446,3 @@ class Size:
         if self.run and self.run.cost is not None:
             return self.run.cost
         return self.run.device_hours if self.run else self.time * self.devices / 3600
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class BySize:
-    """Answers by number of devices, in the order asked for. Argument: ``budget``, the training; None: a step."""
-
-    found: tuple[Size, ...]
-    budget: Budget | None
-
-    @property
-    def front(self) -> tuple[Size, ...]:
-        """Sizes than which no other is as quick for less cost, the quickest first."""
-        best: list[Size] = []
-        for one in sorted(self.found, key=lambda one: (one.time, one.cost)):
-            if isfinite(one.time) and (not best or one.cost < best[-1].cost):
-                best.append(one)
-        return tuple(best)
-
-    @property
-    def unit(self) -> str:
-        """What cost is counted in."""
-        return 'cost' if self.budget and self.budget.price else 'device-hours'

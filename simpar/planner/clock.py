@@ -9,10 +9,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar import pipeline, program
 from simpar.kernels import Array, kernel
-from simpar.pipeline import Order
 from simpar.pipeline.messages import KINDS, NONE, Arrays, arrays_of
-from simpar.program import Csr
 
 
 @kernel
@@ -72,54 +71,35 @@ def slowed_until(rank: Array, start: Array, item: Array, clock: Array, own: Arra
 
 @kernel
 def in_turn(
-    begin: Array,
-    needs: Array,
-    gives: Array,
-    rank: Array,
-    turn: Array,
-    start: Array,
-    item: Array,
-    giver: Array,
-    waiting: Array,
-    follow: Array,
-    ready: Array,
-    place: Array,
+    begin: Array, needs: Array, gives: Array, rank: Array, turn: Array, start: Array, item: Array, giver: Array
 ) -> int:
     """Write computations in an order that can be done, and what each waits for; returns how many can.
 
-    Arguments: −1 at first: ``giver`` by result, in turn; ``waiting`` by result, a rank that lacks it; ``follow`` by
-    rank, the next one that lacks the same. ``ready``, all ranks; ``place``, where each is.
+    Argument: ``giver`` by result, in turn; −1 at first.
     """
-    count, total, depth = 0, 0, len(ready)
-    while depth > 0:
-        depth -= 1
-        own = ready[depth]
-        while place[own] < begin[own + 1]:
-            task, lack = place[own], -1
-            for need in needs[task]:
-                if lack < 0 and need >= 0 and giver[need] < 0:
-                    lack = need
-            if lack >= 0:
-                follow[own] = waiting[lack]
-                waiting[lack] = own
-                break
-            for need in needs[task]:
-                if need >= 0 and rank[turn[giver[need]]] != own:
-                    item[total] = giver[need]
-                    total += 1
-            for result in gives[task]:
-                if result >= 0:
-                    giver[result] = count
-                    other = waiting[result]
-                    while other >= 0:
-                        ready[depth] = other
-                        depth += 1
-                        other = follow[other]
-                    waiting[result] = -1
-            turn[count] = task
-            count += 1
-            start[count] = total
-            place[own] += 1
+    place = begin[:-1].copy()
+    count, total, before = 0, 0, -1
+    # Ranks go on as far as they can, one after the other, until none of them can.
+    while count > before:
+        before = count
+        for own in range(len(place)):
+            while place[own] < begin[own + 1]:
+                task, lacks = place[own], False
+                for need in needs[task]:
+                    lacks = lacks or (need >= 0 and giver[need] < 0)
+                if lacks:
+                    break
+                for need in needs[task]:
+                    if need >= 0 and rank[turn[giver[need]]] != own:
+                        item[total] = giver[need]
+                        total += 1
+                for result in gives[task]:
+                    if result >= 0:
+                        giver[result] = count
+                turn[count] = task
+                count += 1
+                start[count] = total
+                place[own] += 1
     return count
 
 
@@ -210,7 +190,7 @@ class Timed:
     works: tuple[Work, ...]
     work: Ints
     rank: Ints
-    before: Csr
+    before: program.Csr
     rows: tuple[Row, ...]
     ended: Mapping[tuple[str, int], int]
     known: dict[int, Any] = field(default_factory=dict)
@@ -239,7 +219,7 @@ class Timed:
         return found
 
 
-def timed(order: Order, *, awaited: bool, hosts_wait: bool = False) -> Timed:
+def timed(order: pipeline.Order, *, awaited: bool, hosts_wait: bool = False) -> Timed:
     """An order's tasks.
 
     Arguments: ``awaited``: receives are posted as early as can be, and what waits for its peer slows computation;
@@ -268,20 +248,16 @@ def timed(order: Order, *, awaited: bool, hosts_wait: bool = False) -> Timed:
     return Timed(order.ranks, tuple(order.placement), works, work[turn], rank, before, rows, dict(ended))
 
 
-def _in_turn(found: Arrays) -> tuple[Ints, Csr]:
+def _in_turn(found: Arrays) -> tuple[Ints, program.Csr]:
     """Computations, each behind what it needs; and of each in turn those of other ranks that it waits for.
 
     What a rank has done itself it has done in order; only what comes from others is waited for.
     """
-    needs, gives, ranks = found.needs(), found.gives(), len(found.begin) - 1
+    needs, gives = found.needs(), found.gives()
     turn, giver = np.zeros(len(gives), dtype=np.int64), np.full(found.results, NONE, dtype=np.int64)
     start, item = np.zeros(len(gives) + 1, dtype=np.int32), np.zeros(needs.size, dtype=np.int32)
-    place, ready, follow = found.begin[:-1].copy(), np.arange(ranks), np.full(ranks, NONE, dtype=np.int64)
-    waiting = np.full(found.results, NONE, dtype=np.int64)
-    count = in_turn.compiled(
-        found.begin, needs, gives, found.rank, turn, start, item, giver, waiting, follow, ready, place
-    )
-    return turn[:count], Csr(start[: count + 1], item[: start[count]].copy())
+    count = in_turn.compiled(found.begin, needs, gives, found.rank, turn, start, item, giver)
+    return turn[:count], program.Csr(start[: count + 1], item[: start[count]].copy())
 
 
 def _joined(found: Arrays, rank: Ints) -> Bools:
@@ -300,7 +276,7 @@ def _joined(found: Arrays, rank: Ints) -> Bools:
     return joined
 
 
-def _behind_sends(found: Arrays, order: Order) -> Bools:
+def _behind_sends(found: Arrays, order: pipeline.Order) -> Bools:
     """Which computations stand right behind a send: what is given to another rank is sent before all that follows.
 
     With several stages on a rank a backward may be in one exchange with the forward before it.

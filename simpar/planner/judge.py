@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -12,22 +13,18 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-from simpar.case import cluster_of
+from simpar import case, errors, memory, pipeline, schedule
 from simpar.cost.collective import ClusterCollectives
-from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
 from simpar.lower.graph.stages import stage_of_layer
 from simpar.lower.lower import order_of, receives_late
-from simpar.memory import room_of
-from simpar.pipeline import AUTOMATIC
+from simpar.planner import stage, ways
 from simpar.planner.bound import held_up, least_busy, least_mean, least_slowed, least_works, sums_of
 from simpar.planner.clock import Lasts, Timed, Work, timed
 from simpar.planner.sample import Sample, Samples
 from simpar.planner.space import KEYS, ORDER_RULE, WITH_BOUNDS, Judged, Refusal, Space, with_bounds
-from simpar.planner.ways import End, Laid, Ways
 from simpar.plans import Plan
 from simpar.predict import at_full_clocks
-from simpar.schedule import Schedule
 from simpar.sweep import run
 
 Asked = tuple[tuple[int, ...], int] | tuple[tuple[int, ...], int, float]
@@ -57,14 +54,13 @@ class Judge:
         self._cluster = at_full_clocks(cluster)
         self._collectives = ClusterCollectives(self._cluster)
         self._roomy = samples is not None
-        self._device = inf if self._roomy else room_of(cluster).tensors
-        self._ways = Ways(space, self._cluster, self._layers, self._device)
+        self._device = inf if self._roomy else memory.room_of(cluster).tensors
+        self._ways = ways.Ways(space, self._cluster, self._layers, self._device)
         self.samples = Samples(space, self._cluster) if samples is None else samples
         self._known: dict[tuple[int, ...], Judged] = {}
         self._other = None if self._roomy else Judge(space, cluster, self.samples)
-        self._orders: dict[tuple[Any, ...], tuple[Timed, int]] = {}
+        self._orders: dict[tuple[Any, ...], Timed] = {}
         self._split: dict[tuple[Any, ...], bool] = {}
-        self._stages: dict[tuple[int, tuple[int, ...]], list[list[int]]] = {}
         self._depths = {_depth(space, key): key for key in LEVELS}
         self._last: tuple[tuple[int, ...], Plan] | None = None
         self._only = all(space.values_of(key) == (1,) for key in ('copies', 'tiles'))
@@ -90,15 +86,21 @@ class Judge:
         if self._other and with_bounds(plan) is not plan:
             return self._as_other(path, turn)
         level = self._depths[len(path)]
+        if not self.samples:
+            return Judged()
         try:
             if level == 'pipeline':
                 return self._wide(plan)
             if level == 'micro_batches':
                 return self._batched(plan)
-            if level == 'chunks':
-                return (self._placed, self._walked)[turn](plan)
+            sample = self._slice(plan) if level == 'chunks' else None
+            # Nothing is known of orders that are still to be found.
+            if plan.order in pipeline.AUTOMATIC:
+                return Judged()
+            if sample:
+                return (self._placed, self._walked)[turn](plan, sample)
             return self._recomputed(plan) if level == 'recompute' else self._whole(plan, leaf=level == 'shard_group')
-        except (ScheduleError, Infeasible) as wrong:
+        except (errors.ScheduleError, errors.Infeasible) as wrong:
             return Judged(0.0, Refusal(ORDER_RULE, str(wrong).partition('\n')[0]))
 
     def _as_other(self, path: Sequence[int], turn: int) -> Judged:
@@ -137,102 +139,82 @@ class Judge:
     def _wide(self, plan: Plan) -> Judged:
         """Any number of micro-batches, in any order."""
         sample = self.samples.widest(plan)
-        if sample is None:
-            return Judged()
-        mean = least_mean(sample, self._layers, plan.pipeline * plan.data, sample.speeds, chains=self._only)
+        mean = least_mean(stage.whole_of(sample, self._layers), plan.pipeline * plan.data, chains=self._only)
         # At least one of them.
         return self._ways.in_any_order(replace(plan, micro_batches=1), sample, mean, 1 / plan.data)
 
     def _batched(self, plan: Plan) -> Judged:
         """Any order of so many micro-batches: the price of their slices."""
         sample = self._slice(plan)
-        if sample is None:
-            return Judged()
-        mean = least_mean(sample, self._layers, plan.pipeline / plan.micro_batches, sample.speeds, chains=self._only)
+        mean = least_mean(stage.whole_of(sample, self._layers), plan.pipeline / plan.micro_batches, chains=self._only)
         return self._ways.in_any_order(plan, sample, mean, plan.micro_batches)
 
-    def _slice(self, plan: Plan) -> Sample | None:
+    def _slice(self, plan: Plan) -> Sample:
         """A sample of one micro-batch, without what is still open."""
-        return self.samples.sample(
-            self.samples.base(plan), self._space.base.workload.batch // (plan.data * plan.micro_batches), split=False
-        )
+        return self._sample(plan, self.samples.base(plan))
 
-    def _placed(self, plan: Plan) -> Judged:
+    def _sample(self, plan: Plan, like: Plan, *, split: bool = False) -> Sample:
+        """A sample of a plan as another, of the one's micro-batch."""
+        size = self._space.base.workload.batch // (plan.data * plan.micro_batches)
+        return self.samples.sample(like, size, split=split)
+
+    def _placed(self, plan: Plan, sample: Sample) -> Judged:
         """Any copies, tiles and recomputation: what is computed in any case by these stages, in an order like this."""
-        sample = self._slice(plan)
-        if sample is None or plan.order in AUTOMATIC:
-            return Judged()
         few = min(plan.micro_batches, ROUNDS * plan.pipeline)
         few -= few % plan.pipeline if few > plan.pipeline else 0
-        clock, layers = self._in_order(replace(plan, micro_batches=few), sample)
-        sums = sums_of(sample, layers, clock.placement, plan.micro_batches)
-        slowed = least_slowed(sample, layers, clock, plan.micro_batches)
+        clock, stages = self._in_order(replace(plan, micro_batches=few), sample)
+        sums = sums_of(stages, clock.placement, plan.micro_batches)
+        slowed = least_slowed(stages, clock, plan.micro_batches)
         # With more micro-batches whole backwards that send are more, and as many of them have nothing behind.
         more = 0 if clock.parted else plan.micro_batches - few
         often = {key: times + more * (key[0] == 'B') for key, times in clock.ended.items()}
 
-        def step(end: End, exposed: Sequence[float]) -> float:
+        def step(end: ways.End, exposed: Sequence[float]) -> float:
             return max(map(self._ways.alone, sums, slowed, end.behind, exposed))
 
-        return self._ways.ending(Laid(plan, sample, layers, clock, self._sent(sample, plan)), often, step)
+        return self._ways.ending(ways.Laid(plan, stages, clock, self._sent(sample, plan)), often, step)
 
-    def _walked(self, plan: Plan) -> Judged:
+    def _walked(self, plan: Plan, sample: Sample) -> Judged:
         """The same with what the order makes ranks wait for."""
-        sample = self._slice(plan)
-        if sample is None or plan.order in AUTOMATIC or plan.micro_batches > ROUNDS * plan.pipeline:
+        if plan.micro_batches > ROUNDS * plan.pipeline:
             return Judged()
-        clock, layers = self._in_order(plan, sample)
-        works = self._acted(sample, layers, clock)
+        clock, stages = self._in_order(plan, sample)
+        works = self._acted(stages, clock)
 
-        def step(end: End, _: Sequence[float]) -> float:
+        def step(end: ways.End, _: Sequence[float]) -> float:
             return clock.period(held_up(works, end.exposed), self._ways.tail(end))
 
-        return self._ways.ending(Laid(plan, sample, layers, clock, self._sent(sample, plan)), clock.ended, step)
+        return self._ways.ending(ways.Laid(plan, stages, clock, self._sent(sample, plan)), clock.ended, step)
 
-    def _in_order(self, plan: Plan, sample: Sample) -> tuple[Timed, list[list[int]]]:
-        """A plan's order, ready to be timed, and the layers of its stages."""
-        clock, stages = self._order(plan, sample)
-        return clock, self._of_stages(stages, plan)
-
-    def _of_stages(self, stages: int, plan: Plan) -> list[list[int]]:
-        """The layers of each stage, by number. Raises ``Infeasible`` where the counts do not fit."""
+    def _in_order(self, plan: Plan, sample: Sample) -> tuple[Timed, list[stage.Stage]]:
+        """A plan's order, ready to be timed, and its stages. Raises ``Infeasible`` where layers do not fit."""
+        clock = self._order(plan, sample)
         given = plan.stages if not isinstance(plan.stages, str) else ()
-        if (stages, given) not in self._stages:
-            found = self._stages[stages, given] = [[] for _ in range(stages)]
-            for layer, stage in enumerate(stage_of_layer(self._layers, stages, given)):
-                found[stage].append(layer)
-        return self._stages[stages, given]
+        last, edge = len(clock.placement) - 1, sample.few.edge
+        of_layer = stage_of_layer(self._layers, last + 1, given)
+        early, late = Counter(of_layer[:edge]), Counter(of_layer[edge:])
+        return clock, [stage.Stage(sample, at == 0, at == last, early[at], late[at]) for at in range(last + 1)]
 
     def _recomputed(self, plan: Plan) -> Judged:
         """Any copies and tiles: computation in this order, and what is kept in any case."""
-        if plan.order in AUTOMATIC:
-            return Judged()
-        size = self._space.base.workload.batch // (plan.data * plan.micro_batches)
-        sample = self.samples.sample(self.samples.plain(plan), size, split=False)
-        if sample is None:
-            return Judged()
-        clock, layers = self._in_order(plan, sample)
-        most, laid = max(self._space.values_of('copies')), Laid(plan, sample, layers, clock, self._sent(sample, plan))
-        return self._ways.in_order(laid, lambda: self._acted(sample, layers, clock), peaks=False, copies=most)
+        sample = self._sample(plan, self.samples.plain(plan))
+        clock, stages = self._in_order(plan, sample)
+        most, laid = max(self._space.values_of('copies')), ways.Laid(plan, stages, clock, self._sent(sample, plan))
+        return self._ways.in_order(laid, lambda: self._acted(stages, clock), peaks=False, copies=most)
 
-    def _acted(self, sample: Sample, layers: list[list[int]], clock: Timed) -> dict[Work, Lasts]:
+    def _acted(self, stages: list[stage.Stage], clock: Timed) -> dict[Work, Lasts]:
         """Least seconds of actions in an order, for any copies and tiles that are still open."""
         copies, tiles = (max(self._space.values_of(key)) for key in ('copies', 'tiles'))
-        return least_busy(sample, layers, clock, copies, serial=tiles == sample.tiles)
+        return least_busy(stages, clock, copies, serial=tiles == stages[0].sample.tiles)
 
     def _whole(self, plan: Plan, *, leaf: bool) -> Judged:
         """All is known but how it is sharded, and at a ``leaf`` that, too."""
-        if plan.order in AUTOMATIC:
-            return Judged()
-        size = self._space.base.workload.batch // (plan.data * plan.micro_batches)
-        sample = self.samples.sample(plan, size, split=self._splits(plan))
-        if sample is None:
-            return Judged()
-        clock, layers = self._in_order(plan, sample)
-        laid = Laid(plan, sample, layers, clock, self._travel(sample, plan))
+        sample = self._sample(plan, plan, split=self._splits(plan))
+        clock, stages = self._in_order(plan, sample)
+        laid = ways.Laid(plan, stages, clock, self._travel(sample, plan))
 
         def works() -> dict[Work, Lasts]:
-            return least_works(sample, layers, clock, laid.travel)
+            return least_works(stages, clock, laid.travel)
 
         return self._ways.one(laid, works) if leaf else self._ways.in_order(laid, works, peaks=True, copies=1)
 
@@ -249,7 +231,7 @@ class Judge:
             self._split[key] = bool(order_of(plan).splits_backward)
         return self._split[key]
 
-    def _order(self, plan: Plan, sample: Sample) -> tuple[Timed, int]:
+    def _order(self, plan: Plan, sample: Sample) -> Timed:
         # A message is awaited early where the host is ahead: also when more copies and tiles make for more ops.
         more = 1
         for name, own in (('copies', sample.copies), ('tiles', sample.tiles)):
@@ -258,9 +240,7 @@ class Judge:
         awaited, hosts_wait = ahead and self._awaited(plan), self._ways.hosts_wait(plan)
         key = (plan.pipeline, plan.order, plan.chunks, plan.micro_batches, plan.pairs, awaited, hosts_wait)
         if key not in self._orders:
-            order = order_of(plan)
-            clock = timed(order, awaited=awaited, hosts_wait=hosts_wait)
-            self._orders[key] = (clock, order.stages)
+            self._orders[key] = timed(order_of(plan), awaited=awaited, hosts_wait=hosts_wait)
         return self._orders[key]
 
     def _awaited(self, plan: Plan) -> bool:
@@ -335,23 +315,13 @@ class Workers:
         """Whether there are processes beside this one."""
         return bool(self._processes)
 
-    def predict(self, schedules: Sequence[Schedule]) -> run.Coming:
+    def predict(self, schedules: Sequence[schedule.Schedule]) -> run.Coming:
         """Predict schedules in the processes that there are; yields place and outcome as they come."""
         return run.spread(schedules, [*self._processes], DIED)
 
     def close(self) -> None:
         """End all processes, also in the middle of nodes that nobody waits for."""
         run.end(self._processes)
-
-
-@contextmanager
-def workers(space: Space, judge: Judge, jobs: int) -> Iterator[Workers]:
-    """Workers of a space, ended behind."""
-    found = Workers(space, judge, jobs)
-    try:
-        yield found
-    finally:
-        found.close()
 
 
 def _share_of(space: Space, path: Sequence[int]) -> int:
@@ -367,5 +337,5 @@ def _share_of(space: Space, path: Sequence[int]) -> int:
 
 def _answering(space: Space, until: float) -> Callable[[Any], Any]:
     """What judges nodes in a process, and predicts schedules with their places."""
-    judge, predicting = Judge(space, cluster_of(space.base), until=until), run.predicting()
-    return lambda one: predicting(one) if isinstance(one[1], Schedule) else judge(*one)
+    judge, predicting = Judge(space, case.cluster_of(space.base), until=until), run.predicting()
+    return lambda one: predicting(one) if isinstance(one[1], schedule.Schedule) else judge(*one)

@@ -189,6 +189,10 @@ def layer_of(name: str) -> int | None:
     return does_of(name)[0]
 
 
+_Does = tuple[str, int]
+"""What an op does in its layer, and for which copy."""
+
+
 @dataclass(frozen=True, eq=False)
 class Ops:
     """The ops of an action for the middle micro-batch, sends among them, in issue order, each by its place.
@@ -299,75 +303,35 @@ class Ops:
         """Whether a message waits for the last op that computes."""
         return any(op.kind == 'send' and self.computed[-1] in self.before[at] for at, op in enumerate(self.ops))
 
-
-def mark_of(actions: Sequence[Ops], *, alike: bool) -> str | None:
-    """The op with which a layer's piece begins, in all stages; None where copies go apart, so that there is none.
-
-    Between two of them each copy does as much as is in a layer. Where layers are ``alike``, a part of it may be of the
-    next layer; else a piece would be of two kinds, and begins with the first op of its own.
-    """
-    apart = any(one.role.copy.any() for one in actions)
-    found: list[list[str]] = []
-    for one in actions:
-        marks = one.marks if alike else dict(list(one.marks.items())[:1])
-        if apart:
-            done = _Done.of(one)
-            found.append([name for name, each in marks.items() if done.in_step(each, alike=alike)])
-        else:
-            found.append(list(marks))
-    if not alike:
-        return '' if all(found) or not apart else None
-    return next((name for name in found[-1] if all(name in names for names in found)), None if apart else '')
-
-
-_Does = tuple[str, int]
-"""What an op does in its layer, and for which copy."""
-
-
-@dataclass(frozen=True)
-class _Done:
-    """What a role computes in an action.
-
-    Arguments: ``places``, in order; ``layers``, of the stage, in the order in which they are done; ``layer``, of each
-    of them, ``does``, what it does; ``copies``, how many there are.
-    """
-
-    places: Sequence[int]
-    layers: Sequence[int]
-    layer: Sequence[int | None]
-    does: Sequence[_Does]
-    copies: int
-
-    @staticmethod
-    def of(ops: Ops) -> _Done:
-        told = [does_of(ops.ops[place].name) for place in ops.computed]
-        both = zip(told, ops.computed, strict=True)
-        does = [(_READER.sub('@', name), ops.copies[place]) for (_, name), place in both]
-        return _Done(ops.computed, ops.layers, [layer for layer, _ in told], does, int(ops.role.copy.max()) + 1)
+    @cached_property
+    def _does(self) -> list[tuple[int | None, _Does]]:
+        """The layer of each that computes, what it does there, and for which copy."""
+        told = [(does_of(self.ops[place].name), self.copies[place]) for place in self.computed]
+        return [(layer, (_READER.sub('@', name), copy)) for (layer, name), copy in told]
 
     def _own(self, layer: int) -> list[int]:
-        """The places of a layer's ops."""
-        return [place for place, one in enumerate(self.layer) if one == layer]
+        """Which of those that compute are a layer's."""
+        return [place for place, (one, _) in enumerate(self._does) if one == layer]
 
     @cached_property
     def _each(self) -> tuple[Counter[_Does], Counter[_Does]]:
         """What every layer does, and what some do."""
-        each = [Counter(self.does[place] for place in self._own(layer)) for layer in self.layers]
+        each = [Counter(self._does[place][1] for place in self._own(layer)) for layer in self.layers]
         return reduce(and_, each), reduce(or_, each)
 
     def in_step(self, marks: Sequence[int], *, alike: bool) -> bool:
         """Whether between two marks each copy does as much as is in a layer."""
         for layer, begin, end in zip(self.layers, marks, marks[1:], strict=False):
-            piece = [*range(bisect_left(self.places, begin), bisect_left(self.places, end))]
+            piece = [*range(bisect_left(self.computed, begin), bisect_left(self.computed, end))]
             own = self._own(layer)
             if not alike and piece != own:
                 return False
             # Each copy does all of a layer's ops once, and what stands between two layers, which is of neither.
-            does = [self.does[place] for place in piece]
+            does = [self._does[place][1] for place in piece]
             copies = {copy for _, copy in does}
             names = {name for name, _ in does}
             whole = len(does) == len(names) * len(copies) == len(set(does))
-            if whole and {self.does[place] for place in own} <= set(does):
+            if whole and {self._does[place][1] for place in own} <= set(does):
                 continue
             if not alike or not self._is_layer(does):
                 return False
@@ -379,10 +343,26 @@ class _Done:
         A stage's last layers do more or less than those between: they pass on, or have no gradient to add to.
         """
         by_copy = [Counter(name for name, one in does if one == copy) for copy in {copy for _, copy in does}]
-        if len(by_copy) != self.copies or any(one != by_copy[0] for one in by_copy):
+        if len(by_copy) != int(self.role.copy.max()) + 1 or any(one != by_copy[0] for one in by_copy):
             return False
         least, most = self._each
         return least <= Counter(does) <= most
+
+
+def mark_of(actions: Sequence[Ops], *, alike: bool) -> str | None:
+    """The op with which a layer's piece begins, in all stages; None where copies go apart, so that there is none.
+
+    Between two of them each copy does as much as is in a layer. Where layers are ``alike``, a part of it may be of the
+    next layer; else a piece would be of two kinds, and begins with the first op of its own.
+    """
+    apart = any(one.role.copy.any() for one in actions)
+    found: list[list[str]] = []
+    for one in actions:
+        marks = one.marks if alike else dict(list(one.marks.items())[:1])
+        found.append([name for name, each in marks.items() if not apart or one.in_step(each, alike=alike)])
+    if not alike:
+        return '' if all(found) or not apart else None
+    return next((name for name in found[-1] if all(name in names for names in found)), None if apart else '')
 
 
 UNREACHED: Final = -np.inf

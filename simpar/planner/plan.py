@@ -4,7 +4,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path as File
 from typing import Any
 
@@ -12,8 +14,8 @@ from simpar import case, lazy, predict
 from simpar.document import Source, one_screen, read
 from simpar.errors import Problem, ScheduleError
 from simpar.planner import answer as answers
-from simpar.planner.answer import Answer, BySize, Own, Ranked, Robustness, Size
-from simpar.planner.judge import Judge, workers
+from simpar.planner.answer import Answer, Own, Ranked, Robustness, Size
+from simpar.planner.judge import Judge, Workers
 from simpar.planner.render import front_picture, render, render_sizes, sizes_picture
 from simpar.planner.search import Found, Path, search
 from simpar.planner.space import PLAN_KEYS, Space, space_of
@@ -68,7 +70,7 @@ class Planning:
         )
 
         judge = Judge(self.space, case.cluster_of(self.schedule), until=until)
-        with workers(self.space, judge, cores() if jobs is None else jobs) as those:
+        with closing(Workers(self.space, judge, cores() if jobs is None else jobs)) as those:
             place = self.space.place(self.schedule.plan)
             own = self._own(place, way)
             if note:
@@ -205,8 +207,25 @@ Search = Callable[[Planning], Answer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Sizes(BySize, lazy.Table):
-    """Answers by number of devices, as a value that a notebook shows."""
+class Sizes(lazy.Table):
+    """Answers by number of devices, in the order asked for. Argument: ``budget``, the training; None: a step."""
+
+    found: tuple[Size, ...]
+    budget: Budget | None
+
+    @property
+    def front(self) -> tuple[Size, ...]:
+        """Sizes than which no other is as quick for less cost, the quickest first."""
+        best: list[Size] = []
+        for one in sorted(self.found, key=lambda one: (one.time, one.cost)):
+            if isfinite(one.time) and (not best or one.cost < best[-1].cost):
+                best.append(one)
+        return tuple(best)
+
+    @property
+    def unit(self) -> str:
+        """What cost is counted in."""
+        return 'cost' if self.budget and self.budget.price else 'device-hours'
 
     def plot(self) -> Any:
         """Cost and time as a picture that shows itself."""

@@ -11,24 +11,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from simpar import report
-from simpar.document import Source, dump, is_path, override, read
-from simpar.errors import SimparError
+from simpar import document, errors, plans, profiles, report, throughput
 from simpar.headline import change_in_words, short, short_time, than
-from simpar.planner.answer import Answer, BySize, Own, Ranked, Robustness, Size, own_in_words, words
+from simpar.planner.answer import Answer, Own, Ranked, Robustness, Size, own_in_words, words
 from simpar.planner.space import BOUNDED, KEYS
-from simpar.plans import Plan
 from simpar.plot.frame import EXPOSED, FORWARD, HIDDEN, new_figure, time_unit, title
 from simpar.predict import Prediction
-from simpar.profiles import load_stack
 from simpar.schedule import Schedule, load_schedule, written
 from simpar.schedule.contents import is_named, run_as
-from simpar.throughput import run_to_dict
 from simpar.units import format_count, format_duration, format_size, format_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from simpar.planner.plan import Sizes
 
 
 FORMAT: Final = 'simpar plan 1'
@@ -321,20 +318,20 @@ def front_picture(answer: Answer) -> Figure:
     return figure
 
 
-def sizes_picture(found: BySize) -> Figure:
+def sizes_picture(found: Sizes) -> Figure:
     """Cost and time on every number of devices. Raises ``ValueError`` where no plan is known on any."""
     front = found.front
     if not front:
         raise ValueError('no plan is known, so there is nothing to draw')
     figure = new_figure(_HEIGHT)
     axes = figure.add_axes(_PLACE)
-    factor, unit = (1 / 86400, 'days of training') if found.budget else _step_unit(front[0])
+    factor, unit = (1 / 86400, 'days') if found.budget else time_unit(front[0].time)
     known = [one for one in found.found if one.choice and one.time < float('inf')]
     _points(axes, [(one.time * factor, one.cost) for one in known], HIDDEN, 'the best plan of a size')
     places = [(one.time * factor, one.cost) for one in front]
     axes.plot(*zip(*places, strict=True), color=FORWARD, marker='o', label='front')
     _name(axes, [(f'{one.devices}', (one.time * factor, one.cost)) for one in known])
-    axes.set_xlabel(unit)
+    axes.set_xlabel('days of training' if found.budget else f'step, {unit}')
     axes.set_ylabel(found.unit)
     axes.yaxis.set_major_formatter(lambda cost, _: format_count(cost))
     axes.legend(frameon=False, fontsize=8.5, loc='lower left', bbox_to_anchor=(1.0, 0.0))
@@ -360,17 +357,12 @@ def _name(axes: Axes, named: Sequence[tuple[str, tuple[float, float]]]) -> None:
         axes.annotate(text, place, xytext=(right, up), textcoords='offset pixels', **style)
 
 
-def _step_unit(one: Size) -> tuple[float, str]:
-    factor, unit = time_unit(one.time)
-    return factor, f'step, {unit}'
-
-
 def _points(axes: Axes, places: list[tuple[float, float]], colour: str, label: str, size: float = 18) -> None:
     across, up = zip(*places, strict=True)
     axes.scatter(across, up, s=size, color=colour, label=label, zorder=3 if size > 50 else 1)
 
 
-def render_sizes(found: BySize) -> str:
+def render_sizes(found: Sizes) -> str:
     """The screen."""
     front, table = found.front, '\n'.join(_lines(size_cells(found)))
     if not front:
@@ -383,14 +375,14 @@ def render_sizes(found: BySize) -> str:
     return f'{both if quick is cheap else apart}\n\n{table}\n\n{mark}\n'
 
 
-def size_cells(found: BySize) -> list[list[str]]:
+def size_cells(found: Sizes) -> list[list[str]]:
     """Heads, and a row for each number of devices."""
     training = ['training'] if found.budget else []
     heads = ['', 'devices', 'step', 'peak', *training, found.unit, 'gap', 'plan']
     return [heads, *(_size_row(one, found) for one in found.found)]
 
 
-def _size_row(one: Size, found: BySize) -> list[str]:
+def _size_row(one: Size, found: Sizes) -> list[str]:
     if one.choice is None:
         # The rule that cut off most says best what to change.
         told = f'{one.answer.pruned[0].rule}: {one.answer.pruned[0].example}' if one.answer.pruned else ''
@@ -408,33 +400,31 @@ def _size_row(one: Size, found: BySize) -> list[str]:
     ]
 
 
-def sizes_to_dict(found: BySize) -> dict[str, Any]:
+def sizes_to_dict(found: Sizes) -> dict[str, Any]:
     """The same as plain values."""
-    return {'format': 'simpar plan sizes 1', 'cost': found.unit, 'sizes': list(_plain_sizes(found))}
-
-
-def _plain_sizes(found: BySize) -> Iterator[dict[str, Any]]:
-    for one in found.found:
-        choice = one.choice
-        yield {
+    sizes = [
+        {
             'devices': one.devices,
-            **{key: getattr(choice, key) if choice else None for key in ('step', 'peak')},
-            'settings': dict(choice.settings) if choice else None,
+            **{key: getattr(one.choice, key, None) for key in ('step', 'peak')},
+            'settings': dict(one.choice.settings) if one.choice else None,
             'gap': one.answer.gap,
             'complete': one.answer.complete,
             'cost': one.cost if isfinite(one.cost) else None,
             'front': one in found.front,
-            'training': run_to_dict(found.budget, one.run) if found.budget and one.run else None,
+            'training': throughput.run_to_dict(found.budget, one.run) if found.budget and one.run else None,
         }
+        for one in found.found
+    ]
+    return {'format': 'simpar plan sizes 1', 'cost': found.unit, 'sizes': sizes}
 
 
 _SECTIONS: Final = ('planner', 'sweep')
 """Sections that say what may be chosen: a saved plan has nothing to choose."""
-_NEUTRAL: Final = Plan()
+_NEUTRAL: Final = plans.Plan()
 _WIDTH: Final = 120
 
 
-def saved(one: Ranked, schedule: Schedule, source: Source, overrides: Sequence[str], target: Path) -> str:
+def saved(one: Ranked, schedule: Schedule, source: document.Source, overrides: Sequence[str], target: Path) -> str:
     """The text of a schedule with a plan: the user's own, but for its plan, where that says the same.
 
     Arguments:
@@ -458,7 +448,7 @@ def _says(text: str, wanted: Schedule) -> bool:
     """Whether a text says what is wanted; where ranks are left to data, data is what is left."""
     try:
         found = load_schedule(f'{text}\n')
-    except SimparError:
+    except errors.SimparError:
         return False
     plan = replace(wanted.plan, data=found.plan.data)
     if wanted.plan.pipeline == 1 and wanted.plan.chunks <= 1:
@@ -468,11 +458,11 @@ def _says(text: str, wanted: Schedule) -> bool:
     return found.plan.data in (0, wanted.plan.data) and written(found) == written(same)
 
 
-def _texts(wanted: Schedule, source: Source, overrides: Sequence[str]) -> Iterator[str]:
+def _texts(wanted: Schedule, source: document.Source, overrides: Sequence[str]) -> Iterator[str]:
     """The user's text with another plan, then the user's keys with another plan."""
     try:
-        tree = override(read(source), overrides)
-    except SimparError:
+        tree = document.override(document.read(source), overrides)
+    except errors.SimparError:
         return
     if not isinstance(tree.root, Mapping):
         return
@@ -480,7 +470,7 @@ def _texts(wanted: Schedule, source: Source, overrides: Sequence[str]) -> Iterat
     root = {key: value for key, value in tree.root.items() if key not in _SECTIONS}
     plan = _written_plan(wanted, own if isinstance(own, Mapping) else {})
     if not overrides and not isinstance(source, Mapping):
-        text = Path(source).read_text(encoding='utf-8') if is_path(source) else str(source)
+        text = Path(source).read_text(encoding='utf-8') if document.is_path(source) else str(source)
         edited = _edited(text, plan)
         if edited:
             yield edited
@@ -507,13 +497,13 @@ def _written_plan(wanted: Schedule, own: Mapping[str, Any]) -> dict[str, Any]:
 
 def _usual(schedule: Schedule) -> dict[str, Any]:
     """The plan of a file that is silent: what its framework has, and else what splits nothing."""
-    keys = load_stack(schedule.cluster.stack).schedule if schedule.cluster.has_stack else {}
+    keys = profiles.load_stack(schedule.cluster.stack).schedule if schedule.cluster.has_stack else {}
     of_stack = {key.removeprefix('plan.'): value for key, value in keys.items() if key.startswith('plan.')}
     return {**_plan_values(_NEUTRAL), **of_stack}
 
 
-def _plan_values(plan: Plan) -> dict[str, Any]:
-    return dict(dump(plan, Plan))
+def _plan_values(plan: plans.Plan) -> dict[str, Any]:
+    return dict(document.dump(plan, plans.Plan))
 
 
 def _edited(text: str, plan: Mapping[str, Any]) -> str:

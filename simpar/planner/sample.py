@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -129,145 +131,119 @@ class Held:
 
 def held_by(program: Program, role: Role, layers: Sequence[int], framework: Framework | None) -> Held:
     """What a role holds, with what its framework holds beside it; ``layers`` of its stage, two of them."""
-    lives = lifetimes(program, role)
-    known = [row for row in range(len(lives)) if lives.tensor[row] != NONE]
-    standing = _standing(program, lives, known, layers)
-    alone = _alone(program, lives, known)
-    fixed = 0.0
-    if framework:
-        lives = with_framework(lives, program, role, framework)
-        # Its mask grows with the samples of a micro-batch, and is left out.
-        fixed = float(framework.reserved)
-    forward, backward = _done(program, role, PARTS['F']), _done(program, role, PARTS['B'])
-    mine = _of_middle(program, role, lives)
-    sums = _over(program, role, lives, (forward[-1], backward[0]), layers)
-    most, head = _peaks(program, role, lives, mine, forward, backward, layers)
+    own = _Lives(program, role, layers, lifetimes(program, role))
+    beside = replace(own, lives=with_framework(own.lives, program, role, framework)) if framework else own
+    forward, backward = own.done('F'), own.done('B')
+    sums = beside.over(forward[-1], backward[0])
+    most, head = beside.peaks(forward, backward)
     return Held(
-        layers=standing[0],
-        rest=standing[1],
-        alone=alone,
-        inner=sums['inner'],
-        end=sums['end'],
-        received=sums['received'],
-        others=sums['others'],
+        **own.standing(),
+        **sums,
         most=max(most, sum(sums.values())),
         head=max(head, sum(sums.values())),
-        fixed=fixed,
+        # Its mask grows with the samples of a micro-batch, and is left out.
+        fixed=float(framework.reserved) if framework else 0.0,
     )
-
-
-def _of_middle(program: Program, role: Role, lives: Lifetimes) -> list[int]:
-    """The lives of the middle micro-batch's activations, and of what a framework holds beside its operators."""
-    found = []
-    for row in np.flatnonzero(~lives.always & ~lives.before).tolist():
-        tensor = int(lives.tensor[row])
-        micro_batch = role.micro_batch[lives.begin[row]] if tensor == NONE else lives.micro_batch[row]
-        if micro_batch == MIDDLE and (tensor == NONE or program.tensors[tensor].kind == 'activation'):
-            found.append(row)
-    return found
 
 
 def waits_of(program: Program, role: Role, layers: Sequence[int]) -> tuple[float, float, float]:
     """Bytes of activations that the middle micro-batch keeps between its gradients of inputs and those of weights."""
-    lives = lifetimes(program, role)
-    inputs, weights = _done(program, role, PARTS['I']), _done(program, role, PARTS['W'])
+    own = _Lives(program, role, layers, lifetimes(program, role))
+    inputs, weights = own.done('I'), own.done('W')
     if not inputs or not weights or inputs[-1] > weights[0]:
         return 0.0, 0.0, 0.0
-    sums = _over(program, role, lives, (inputs[-1], weights[0]), layers)
+    sums = own.over(inputs[-1], weights[0])
     return sums['inner'], sums['end'], sums['received'] + sums['others']
 
 
-def _over(
-    program: Program, role: Role, lives: Lifetimes, slots: tuple[int, int], layers: Sequence[int]
-) -> dict[str, float]:
-    """Bytes of what the middle micro-batch has from one slot to a later one, by where it is written."""
-    sums = {'inner': 0.0, 'end': 0.0, 'received': 0.0, 'others': 0.0}
-    for row in _of_middle(program, role, lives):
-        writer = int(lives.writer[row])
-        if writer != NONE and lives.begin[row] <= slots[0] and lives.end[row] >= slots[1]:
-            sums[_place(program, role, writer, layers)] += float(lives.bytes[row])
-    return sums
+@dataclass(frozen=True, eq=False)
+class _Lives:
+    """The lives of what a role of the small program holds; ``layers`` as of ``held_by``."""
 
+    program: Program
+    role: Role
+    layers: Sequence[int]
+    lives: Lifetimes
 
-def _done(program: Program, role: Role, parts: Sequence[str]) -> list[int]:
-    """The compute slots of some parts of the middle micro-batch."""
-    mine = np.flatnonzero((role.micro_batch == MIDDLE) & program.is_sliced[role.op_class]).tolist()
-    ops = [(slot, program.op_classes[role.op_class.item(slot)]) for slot in mine]
-    return [slot for slot, op in ops if op.kind == 'compute' and op.part in parts]
+    def _op(self, slot: int) -> OpClass:
+        return self.program.op_classes[self.role.op_class.item(slot)]
 
+    def done(self, kind: str) -> list[int]:
+        """The compute slots of an action of the middle micro-batch."""
+        mine = np.flatnonzero((self.role.micro_batch == MIDDLE) & self.program.is_sliced[self.role.op_class]).tolist()
+        ops = [(slot, self._op(slot)) for slot in mine]
+        return [slot for slot, op in ops if op.kind == 'compute' and op.part in PARTS[kind]]
 
-def _standing(
-    program: Program, lives: Lifetimes, known: Sequence[int], layers: Sequence[int]
-) -> tuple[dict[int, tuple[Standing, Standing]], tuple[Standing, Standing]]:
-    sums = {(layer, expert): dict.fromkeys(STANDING, 0.0) for layer in (*layers, NONE) for expert in (False, True)}
-    for row in known:
-        tensor = program.tensors[int(lives.tensor[row])]
-        if tensor.kind in STANDING:
-            layer = next((one for one in layers if f'layer{one}.' in tensor.name), NONE)
-            sums[layer, EXPERT in tensor.name][tensor.kind] += float(lives.bytes[row])
-    both = {layer: (Standing(**sums[layer, False]), Standing(**sums[layer, True])) for layer in (*layers, NONE)}
-    return {layer: both[layer] for layer in layers}, both[NONE]
+    @cached_property
+    def _middle(self) -> list[int]:
+        """The lives of the middle micro-batch's activations, and of what a framework holds beside its operators."""
+        found, lives = [], self.lives
+        for row in np.flatnonzero(~lives.always & ~lives.before).tolist():
+            tensor = int(lives.tensor[row])
+            micro_batch = self.role.micro_batch[lives.begin[row]] if tensor == NONE else lives.micro_batch[row]
+            if micro_batch == MIDDLE and (tensor == NONE or self.program.tensors[tensor].kind == 'activation'):
+                found.append(row)
+        return found
 
+    def over(self, first: int, last: int) -> dict[str, Any]:
+        """Bytes of what the middle micro-batch has from one slot to a later one, by where it is written."""
+        sums, lives = {'inner': 0.0, 'end': 0.0, 'received': 0.0, 'others': 0.0}, self.lives
+        for row in self._middle:
+            writer = int(lives.writer[row])
+            if writer != NONE and lives.begin[row] <= first and lives.end[row] >= last:
+                op = self._op(writer)
+                layer = layer_of(op.name)
+                place = 'others' if layer not in self.layers else 'end' if layer == self.layers[-1] else 'inner'
+                sums['received' if op.kind == 'recv' else place] += float(lives.bytes[row])
+        return sums
 
-def _alone(program: Program, lives: Lifetimes, known: Sequence[int]) -> dict[tuple[str, str], float]:
-    """Standing bytes of what is in no layer, by name and kind."""
-    tensors = [(program.tensors[int(lives.tensor[row])], float(lives.bytes[row])) for row in known]
-    return {
-        (one.name, one.kind): size for one, size in tensors if one.kind in STANDING and not _LAYERS.search(one.name)
-    }
+    def standing(self) -> dict[str, Any]:
+        """Standing bytes of layers, of what is in none, and of that by name and kind."""
+        layers, alone = self.layers, dict[tuple[str, str], float]()
+        sums = {(layer, expert): dict.fromkeys(STANDING, 0.0) for layer in (*layers, NONE) for expert in (False, True)}
+        for row, number in enumerate(self.lives.tensor.tolist()):
+            tensor = self.program.tensors[number] if number != NONE else None
+            if tensor is not None and tensor.kind in STANDING:
+                size = float(self.lives.bytes[row])
+                layer = next((one for one in layers if f'layer{one}.' in tensor.name), NONE)
+                sums[layer, EXPERT in tensor.name][tensor.kind] += size
+                if not _LAYERS.search(tensor.name):
+                    alone[tensor.name, tensor.kind] = size
+        both = {layer: (Standing(**sums[layer, False]), Standing(**sums[layer, True])) for layer in (*layers, NONE)}
+        return {'layers': {layer: both[layer] for layer in layers}, 'rest': both[NONE], 'alone': alone}
 
+    def peaks(self, forward: Sequence[int], backward: Sequence[int]) -> tuple[float, float]:
+        """Bytes of the middle micro-batch at the fullest compute op between its last layer's begin and end.
 
-def _place(program: Program, role: Role, slot: int, layers: Sequence[int]) -> str:
-    op = program.op_classes[role.op_class.item(slot)]
-    if op.kind == 'recv':
-        return 'received'
-    layer = layer_of(op.name)
-    return 'others' if layer not in layers else 'end' if layer == layers[-1] else 'inner'
-
-
-def _peaks(
-    program: Program,
-    role: Role,
-    lives: Lifetimes,
-    mine: Sequence[int],
-    forward: Sequence[int],
-    backward: Sequence[int],
-    layers: Sequence[int],
-) -> tuple[float, float]:
-    """Bytes of the middle micro-batch at the fullest compute op between its last layer's begin and end.
-
-    The second number is that of ops of no layer alone, without what is made again.
-    """
-    ops = program.op_classes
-    layer = {slot: layer_of(ops[role.op_class.item(slot)].name) for slot in (*forward, *backward)}
-    last = [slot for slot in forward if layer[slot] == layers[-1]]
-    first = [slot for slot in backward if layer[slot] == layers[0]]
-    # Behind it layers of the stage are given back already, and a longer stage has more of them.
-    seen = [slot for slot in forward if last and slot >= last[0]]
-    seen += [slot for slot in backward if not first or slot < first[0]]
-    seen = sorted({*seen})
-    held, lasting = np.zeros(len(seen)), np.zeros(len(seen))
-    of_none = np.array([layer[slot] is None for slot in seen], dtype=bool)
-    needs = role.need
-    compute = {*forward, *backward}
-    waited: dict[int, int] = {}
-    for slot in sorted(compute, reverse=True):
-        waited.update(dict.fromkeys(needs.items(slot), slot))
-    for row in mine:
-        begin, end, size = int(lives.begin[row]), int(lives.end[row]), float(lives.bytes[row])
-        writer = int(lives.writer[row])
-        again = writer != NONE and is_recomputed(ops[role.op_class.item(writer)])
-        if end not in compute:
-            before = [need for need in needs.items(end) if need in compute]
-            end = max(before, default=NONE)
-        if begin not in compute:
-            # What a message brings is surely there for the first that waits for it.
-            begin = waited.get(begin, int(end) + 1)
-        meanwhile = slice(bisect_left(seen, begin), bisect_right(seen, end))
-        held[meanwhile] += size
-        if not again:
-            lasting[meanwhile] += size
-    return float(held.max(initial=0.0)), float(lasting[of_none].max(initial=0.0))
+        The second number is that of ops of no layer alone, without what is made again.
+        """
+        compute, needs, lives = {*forward, *backward}, self.role.need, self.lives
+        layer = {slot: layer_of(self._op(slot).name) for slot in compute}
+        last = [slot for slot in forward if layer[slot] == self.layers[-1]]
+        first = [slot for slot in backward if layer[slot] == self.layers[0]]
+        # Behind it layers of the stage are given back already, and a longer stage has more of them.
+        seen = [slot for slot in forward if last and slot >= last[0]]
+        seen += [slot for slot in backward if not first or slot < first[0]]
+        seen = sorted({*seen})
+        held, lasting = np.zeros(len(seen)), np.zeros(len(seen))
+        of_none = np.array([layer[slot] is None for slot in seen], dtype=bool)
+        waited: dict[int, int] = {}
+        for slot in sorted(compute, reverse=True):
+            waited.update(dict.fromkeys(needs.items(slot), slot))
+        for row in self._middle:
+            begin, end, size = int(lives.begin[row]), int(lives.end[row]), float(lives.bytes[row])
+            writer = int(lives.writer[row])
+            if end not in compute:
+                before = [need for need in needs.items(end) if need in compute]
+                end = max(before, default=NONE)
+            if begin not in compute:
+                # What a message brings is surely there for the first that waits for it.
+                begin = waited.get(begin, int(end) + 1)
+            meanwhile = slice(bisect_left(seen, begin), bisect_right(seen, end))
+            held[meanwhile] += size
+            if writer == NONE or not is_recomputed(self._op(writer)):
+                lasting[meanwhile] += size
+        return float(held.max(initial=0.0)), float(lasting[of_none].max(initial=0.0))
 
 
 MICRO_BATCHES: Final = 3
@@ -276,17 +252,6 @@ Known = Callable[[plans.Plan, bool], 'Sample']
 """Makes a sample, or finds it made, of a plan and of whether its backwards are done in two parts."""
 JOINT: Final = ('F', 'B')
 APART: Final = ('F', 'I', 'W')
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Shared:
-    """What samples of one space have in common: what is lowered alike, and models of devices and links."""
-
-    session: Session = field(default_factory=lambda: Session(16))
-
-    def costs(self, program: Program, cluster: hardware.Cluster) -> Costs:
-        """Of a small program."""
-        return Pricer(program, _roomy(program, cluster), models=self.session).costs()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -336,44 +301,62 @@ class Sample:
         return len(self.held)
 
 
+@dataclass(frozen=True, eq=False)
+class _Small:
+    """The small program of a plan of one space, priced."""
+
+    few: Few
+    plan: plans.Plan
+    cluster: hardware.Cluster
+    program: Program
+    costs: Costs
+
+    @cached_property
+    def stages(self) -> list[tuple[Role, list[int]]]:
+        """The role of each stage, and its layers."""
+        ends = accumulate(self.few.stages, initial=0)
+        ranks = _ranks(self.plan)
+        return [(self.program.role(stage * ranks), [*range(*both)]) for stage, both in enumerate(pairwise(ends))]
+
+    @cached_property
+    def speeds(self) -> Speeds:
+        """Of computation and messages beside each other."""
+        return Speeds(*speeds_beside(self.cluster, self.program))
+
+
 def sample_of(
-    few: Few, plan: plans.Plan, cluster: hardware.Cluster, size: int, *, split: bool, known: Known, shared: Shared
+    few: Few, plan: plans.Plan, cluster: hardware.Cluster, size: int, *, split: bool, known: Known, session: Session
 ) -> Sample:
     """The sample of a plan's degrees, recomputation, copies and tiles.
 
-    Arguments: ``size``, samples of one copy of a micro-batch; ``split``, whether backwards are done in two parts;
-    ``known``, others of so many samples; ``shared``, with these.
+    Arguments: ``size``, samples of one copy of a micro-batch; ``split``, whether backwards are done in two parts, as
+    well; ``known``, others of so many samples; ``session``, of what is lowered alike, and of models of devices and
+    links.
     Raises what ``lower`` raises where degrees do not fit the model.
     """
-    if split:
-        return _parted(few, plan, cluster, size, known, shared)
-    program = _lowered(few, plan, size, shared, split=False)
-    costs = shared.costs(program, cluster)
-    blocks = _blocks(few, plan, program, cluster, costs, JOINT)
-    sends = [op for op in program.op_classes if op.kind == 'send' and op.phase == 'F']
+    joint = known(plan, False) if split else None
+    small = _small(few, plan, cluster, size, session, split=split)
+    if joint:
+        waits = [waits_of(small.program, role, layers) for role, layers in small.stages]
+        held = tuple(replace(one, waits=later) for one, later in zip(joint.held, waits, strict=True))
+        return _in_turn(
+            replace(joint, held=held, known={}), joint.whole | _blocks(small, APART), plan, known, split=True
+        )
+    blocks, framework = _blocks(small, JOINT), framework_of(cluster)
+    sends = [op for op in small.program.op_classes if op.kind == 'send' and op.phase == 'F']
     sample = Sample(
         blocks,
-        tuple(held_by(program, role, layers, framework_of(cluster)) for role, layers in _stages(few, plan, program)),
+        tuple(held_by(small.program, role, layers, framework) for role, layers in small.stages),
         sends[0] if sends else None,
         few,
-        Speeds(*speeds_beside(cluster, program)),
+        small.speeds,
         plan.copies,
         plan.tiles,
-        _in_step(few, plan, program),
-        _pace(few, plan, program, costs),
+        _in_step(small),
+        _pace(small),
         again=plan.recompute != 'none',
     )
     return _in_turn(sample, blocks, plan, known, split=False)
-
-
-def _parted(few: Few, plan: plans.Plan, cluster: hardware.Cluster, size: int, known: Known, shared: Shared) -> Sample:
-    """The same where backwards are done in two parts, as well."""
-    joint = known(plan, False)
-    apart = _lowered(few, plan, size, shared, split=True)
-    blocks = joint.whole | _blocks(few, plan, apart, cluster, shared.costs(apart, cluster), APART)
-    waits = [waits_of(apart, role, layers) for role, layers in _stages(few, plan, apart)]
-    held = tuple(replace(one, waits=later) for one, later in zip(joint.held, waits, strict=True))
-    return _in_turn(replace(joint, held=held, known={}), blocks, plan, known, split=True)
 
 
 def _in_turn(
@@ -394,17 +377,17 @@ def _in_turn(
     return replace(sample, blocks=every, whole=blocks, in_turn=in_turn, mixed=mixed)
 
 
-def _in_step(few: Few, plan: plans.Plan, program: Program) -> bool:
+def _in_step(small: _Small) -> bool:
     """Whether copies go through layers together: where computation waits for a collective, the next copy goes on."""
-    role, layers = list(_stages(few, plan, program))[-1]
-    ops = [program.op_classes[index] for index in sorted(set(role.op_class.tolist()))]
-    return any(op.kind == 'collective' and program.sliced(op) and layer_of(op.name) == layers[-1] for op in ops)
+    role, layers = small.stages[-1]
+    ops = [small.program.op_classes[index] for index in sorted(set(role.op_class.tolist()))]
+    return any(op.kind == 'collective' and small.program.sliced(op) and layer_of(op.name) == layers[-1] for op in ops)
 
 
-def _pace(few: Few, plan: plans.Plan, program: Program, costs: Costs) -> float:
-    seconds, host = np.array(costs.compute, dtype=np.float64), np.array(costs.host, dtype=np.float64)
-    least = float('inf')
-    for role, _ in _stages(few, plan, program):
+def _pace(small: _Small) -> float:
+    program, least = small.program, float('inf')
+    seconds, host = (np.array(each, dtype=np.float64) for each in (small.costs.compute, small.costs.host))
+    for role, _ in small.stages:
         mine = role.op_class[(role.micro_batch == MIDDLE) & program.is_sliced[role.op_class]]
         issued = float(host[mine].sum())
         computed = float(sum(seconds[row] for row in mine.tolist() if program.op_classes[row].kind == 'compute'))
@@ -412,7 +395,9 @@ def _pace(few: Few, plan: plans.Plan, program: Program, costs: Costs) -> float:
     return least
 
 
-def _lowered(few: Few, plan: plans.Plan, size: int, shared: Shared, *, split: bool) -> Program:
+def _small(
+    few: Few, plan: plans.Plan, cluster: hardware.Cluster, size: int, session: Session, *, split: bool
+) -> _Small:
     stages = len(few.stages)
     small = replace(
         plan,
@@ -429,7 +414,10 @@ def _lowered(few: Few, plan: plans.Plan, size: int, shared: Shared, *, split: bo
         fusion='layer',
     )
     workload = replace(few.workload, batch=size * plan.copies * plan.expert * MICRO_BATCHES)
-    return lower(workload, small, stages * _ranks(plan), session=shared.session)
+    program = lower(workload, small, stages * _ranks(plan), session=session)
+    # On a cluster for all stages, which may have more ranks than a pipeline leaves to one; groups lie alike on it.
+    roomy = replace(cluster, nodes=cluster.nodes * -(-program.world // cluster.world), slow={})
+    return _Small(few, plan, cluster, program, Pricer(program, roomy, models=session).costs())
 
 
 def _ranks(plan: plans.Plan) -> int:
@@ -437,20 +425,11 @@ def _ranks(plan: plans.Plan) -> int:
     return plan.tensor * plan.context * plan.expert
 
 
-def _stages(few: Few, plan: plans.Plan, program: Program) -> Iterator[tuple[Role, list[int]]]:
-    """The role of each stage, and its layers."""
-    for stage, count in enumerate(few.stages):
-        first = sum(few.stages[:stage])
-        yield program.role(stage * _ranks(plan)), [*range(first, first + count)]
-
-
-def _blocks(
-    few: Few, plan: plans.Plan, program: Program, cluster: hardware.Cluster, costs: Costs, kinds: Sequence[str]
-) -> dict[tuple[int, str, bool], Block]:
+def _blocks(small: _Small, kinds: Sequence[str]) -> dict[tuple[int, str, bool], Block]:
+    few, program, costs, speeds = small.few, small.program, small.costs, small.speeds
     isolated, slowed, wires = _seconds(program, costs)
-    loads = loads_of(program, costs, outermost(cluster.topology, cluster.world))
+    loads = loads_of(program, costs, outermost(small.cluster.topology, small.cluster.world))
     wire = _busiest(program, isolated)
-    speeds = Speeds(*speeds_beside(cluster, program))
     # What is slowed all the time is not slowed again.
     unslowed, host = Speeds(1.0, 1.0, speeds.collective), np.array(costs.host, dtype=np.float64).tolist()
     both = (
@@ -458,9 +437,8 @@ def _blocks(
         (True, slowed, Work(slowed.tolist(), slowed.tolist(), wires, unslowed, loads, host)),
     )
     blocks: dict[tuple[int, str, bool], Block] = {}
-    stages = list(_stages(few, plan, program))
     for kind in kinds:
-        actions = [Ops(program, role, kind, layers if kind == 'F' else layers[::-1]) for role, layers in stages]
+        actions = [Ops(program, role, kind, layers if kind == 'F' else layers[::-1]) for role, layers in small.stages]
         first = 0
         mark = mark_of(actions, alike=not few.edge)
         if mark is None and few.edge:
@@ -511,11 +489,6 @@ def _seconds(program: Program, costs: Costs) -> tuple[Floats, Floats, dict[int, 
     return isolated, slowed, wires
 
 
-def _roomy(program: Program, cluster: hardware.Cluster) -> hardware.Cluster:
-    """A cluster for all stages, which may have more ranks than a pipeline leaves to one; groups lie alike on it."""
-    return replace(cluster, nodes=cluster.nodes * -(-program.world // cluster.world), slow={})
-
-
 _KNOWN: Final = frozenset(
     {
         'pipeline', 'order', 'chunks', 'tensor', 'sequence_parallel', 'context', 'expert', 'micro_batches', 'copies',
@@ -532,14 +505,14 @@ class Samples:
         self._space = space
         self._cluster = cluster
         self._few = few_of(space.base.workload)
-        self._shared = Shared()
+        self._session = Session(16)
         self._known: dict[tuple[Any, ...], Sample] = {}
 
     def __bool__(self) -> bool:
         """Whether there are any."""
         return self._few is not None
 
-    def widest(self, plan: plans.Plan) -> Sample | None:
+    def widest(self, plan: plans.Plan) -> Sample:
         """A sample of the whole batch at once: nothing takes less time for each of its samples."""
         return self.sample(self.base(plan), self._space.base.workload.batch, split=False)
 
@@ -552,13 +525,12 @@ class Samples:
         copies, tiles = (one[0] if len(one := self._space.values_of(key)) == 1 else 1 for key in ('copies', 'tiles'))
         return replace(plan, copies=copies, tiles=tiles)
 
-    def sample(self, plan: plans.Plan, size: int, *, split: bool) -> Sample | None:
-        """The sample of a plan; None where the model has no small one.
+    def sample(self, plan: plans.Plan, size: int, *, split: bool) -> Sample:
+        """The sample of a plan, whose model has a small one.
 
         Arguments: ``size``, samples of a micro-batch, of all its copies; ``split`` as of ``sample_of``.
         """
-        if self._few is None:
-            return None
+        assert self._few is not None
         # No more than there are, where they cannot be shared out evenly.
         each = size // plan.copies
         if not each:
@@ -574,12 +546,7 @@ class Samples:
                 self._cluster,
                 each,
                 split=split,
-                known=lambda other, parted: self._other(other, each * other.copies, split=parted),
-                shared=self._shared,
+                known=lambda other, parted: self.sample(other, each * other.copies, split=parted),
+                session=self._session,
             )
         return self._known[key]
-
-    def _other(self, plan: plans.Plan, size: int, *, split: bool) -> Sample:
-        if (sample := self.sample(plan, size, split=split)) is None:
-            raise ValueError('no model of few layers')
-        return sample

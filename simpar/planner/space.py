@@ -6,14 +6,11 @@ from functools import cached_property
 from math import gcd, prod
 from typing import Any, Final, NamedTuple
 
-from simpar.document import dotted
+from simpar import document, plans
 from simpar.errors import Infeasible, Problem, ScheduleError
-from simpar.pipeline import AUTOMATIC, ORDERS, family, mindspore
-from simpar.pipeline.zero_bubble import TWO_HOMES
-from simpar.plans import NEAREST_FIRST, Plan
-from simpar.schedule import Schedule
-from simpar.schedule.checks import check
-from simpar.schedule.contents import FIXED, FREE, Planner
+from simpar.keys import conflicts_of
+from simpar.pipeline import AUTOMATIC, ORDERS, family, mindspore, zero_bubble
+from simpar.schedule import Schedule, checks, contents
 from simpar.workload import Transformer, Workload
 
 EACH: Final = 2
@@ -22,18 +19,16 @@ EACH: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Few:
-    """A workload of few layers, and where each layer of the full model is found in it.
+    """A workload of few layers.
 
     Arguments:
         workload: of the few layers; its batch is still the full one.
         stages: layers of each of its stages.
-        like: for each layer of the full model, a layer of the few of the same kind.
         edge: how many of the first layers are of another kind than those behind.
     """
 
     workload: Workload
     stages: tuple[int, ...]
-    like: tuple[int, ...]
     edge: int = 0
 
 
@@ -49,9 +44,7 @@ def few_of(workload: Workload) -> Few | None:
     small = replace(model, layers=sum(counts))
     if edge and model.experts is not None:
         small = replace(small, experts=replace(model.experts, first_dense=EACH))
-    # The second to last layer of the few is followed by one of its kind.
-    like = tuple(0 if layer < edge else sum(counts) - EACH for layer in range(model.layers))
-    return Few(replace(workload, model=small), counts, like, edge)
+    return Few(replace(workload, model=small), counts, edge)
 
 
 def _edge(model: Transformer) -> int | None:
@@ -72,7 +65,7 @@ SHARDS: Final = ('zero', 'shard_group', 'fusion')
 KEYS: Final = (*DEGREES, *ORDER, *SLICES, *SHARDS)
 """Keys that are free unless the file says otherwise, in the order in which the tree asks for them."""
 BOUNDED: Final[Mapping[str, tuple[Any, str]]] = {
-    'placement': (NEAREST_FIRST, 'ranks on other devices than those of their numbers'),
+    'placement': (plans.NEAREST_FIRST, 'ranks on other devices than those of their numbers'),
     'expert_ranks': ('data', 'experts on tensor or context ranks'),
     'expert_tokens': ('sequence', 'tokens that tensor ranks exchange for features'),
     'sequence_chunks': (1, 'chunks of a sequence'),
@@ -84,7 +77,7 @@ RELAXED: Final[Mapping[str, Any]] = {'recompute_inputs': 'full', 'offload': (), 
 WITH_BOUNDS: Final[Mapping[str, Any]] = {**{key: value for key, (value, _) in BOUNDED.items()}, **RELAXED}
 _COPIES: Final = (1, 2)
 _CHUNKS: Final = (0, 3, 4, 6, 8)
-PLACEMENTS: Final = (NEAREST_FIRST, 'tensor-context-pipeline-data', 'tensor-data-context-pipeline')
+PLACEMENTS: Final = (plans.NEAREST_FIRST, 'tensor-context-pipeline-data', 'tensor-data-context-pipeline')
 
 
 @dataclass(frozen=True)
@@ -146,7 +139,7 @@ class Space:
         """The keys that have values at a node. Argument: ``path``, the place of each among its values."""
         return {key: one[place] for key, one, place in zip(self.keys, self.values, path, strict=False)}
 
-    def plan(self, path: Sequence[int]) -> Plan:
+    def plan(self, path: Sequence[int]) -> plans.Plan:
         """The plan at a node; keys without a value have the one that changes least."""
         chosen = self.chosen(path)
         neutral = {key: getattr(_NEUTRAL, key) for key in KEYS if key in self.keys and key not in chosen}
@@ -158,7 +151,7 @@ class Space:
         """The schedule of a leaf, by itself."""
         return replace(self.base, plan=self.plan(path), against={}, sweep=None, planner=None)
 
-    def place(self, plan: Plan) -> tuple[int, ...] | None:
+    def place(self, plan: plans.Plan) -> tuple[int, ...] | None:
         """The place of each of a plan's keys among their values; None where it has a value that is none of them."""
         found = tuple(
             one.index(getattr(plan, key)) if getattr(plan, key) in one else -1
@@ -175,10 +168,10 @@ class Space:
         return (getattr(self.base.plan, key),)
 
 
-_NEUTRAL: Final = Plan()
+_NEUTRAL: Final = plans.Plan()
 
 
-def with_bounds(plan: Plan) -> Plan:
+def with_bounds(plan: plans.Plan) -> plans.Plan:
     """The plan itself, or the one whose bounds stand for it; where none do, for a guess."""
     other = {key: value for key, value in WITH_BOUNDS.items() if getattr(plan, key) != value}
     if 'expert_ranks' in other and plan.data:
@@ -188,22 +181,23 @@ def with_bounds(plan: Plan) -> Plan:
 
 def space_of(schedule: Schedule, world: int) -> Space:
     """The space that a schedule's section opens. Raises ``ScheduleError`` where bounds leave a key no value."""
-    planner = schedule.planner or Planner()
+    planner = schedule.planner or contents.Planner()
     asked: Mapping[str, Any] = {str(key).removeprefix('plan.'): value for key, value in planner.keys.items()}
     usual = _usual(schedule, world)
     chosen: dict[str, tuple[Any, ...]] = {}
     problems = []
     for key in (*(key for key in asked if key not in KEYS), *KEYS):
-        values = _values(schedule.plan, key, asked.get(key, FREE), usual)
+        values = _values(schedule.plan, key, asked.get(key, contents.FREE), usual)
         if not values:
             where = schedule.where(f'planner.keys.plan.{key}')
             problems.append(Problem(where, f'planner.keys: no value of plan.{key} is within its bounds', 'widen them'))
-        elif key in KEYS or len(values) > 1 or asked[key] != FIXED:
+        elif key in KEYS or len(values) > 1 or asked[key] != contents.FIXED:
             # First what has bounds: others are guessed at from it.
             first = [value for value in values if key in WITH_BOUNDS and value == WITH_BOUNDS[key]]
             chosen[key] = (*first, *(value for value in values if value not in first))
     problems += _unknown_orders(schedule, chosen.get('order', ()))
-    problems += _adapted(schedule)
+    rows = conflicts_of('planner', model=schedule.workload.model)
+    problems += [one.at(schedule.where(document.dotted(one.key))) for one in rows]
     problems += _nothing_bounded(schedule, chosen)
     if problems:
         raise ScheduleError(problems)
@@ -215,19 +209,11 @@ def space_of(schedule: Schedule, world: int) -> Space:
 def _unknown_orders(schedule: Schedule, names: Sequence[Any]) -> Iterator[Problem]:
     """Names that no order has, which a rule would leave out without a word; files are read when their turn comes."""
     for name in dict.fromkeys(map(str, names)):
-        if name in {*ORDERS, *AUTOMATIC, TWO_HOMES} or name.endswith('.csv'):
+        if name in {*ORDERS, *AUTOMATIC, zero_bubble.TWO_HOMES} or name.endswith('.csv'):
             continue
         where = schedule.where('planner.keys.plan.order')
-        known = ', '.join((*ORDERS, *AUTOMATIC, TWO_HOMES))
+        known = ', '.join((*ORDERS, *AUTOMATIC, zero_bubble.TWO_HOMES))
         yield Problem(where, f'planner.keys: plan.order: no such order (got {name[:60]!r})', f'known orders: {known}')
-
-
-def _adapted(schedule: Schedule) -> Iterator[Problem]:
-    model = schedule.workload.model
-    if isinstance(model, Transformer) and model.lora is not None:
-        # Bounds of memory and of messages count every weight.
-        where, what = schedule.where('workload.transformer.lora'), 'workload.transformer.lora: not yet in a search'
-        yield Problem(where, what, 'compare plans by a sweep: section')
 
 
 def _nothing_bounded(schedule: Schedule, chosen: Mapping[str, Sequence[Any]]) -> Iterator[Problem]:
@@ -239,16 +225,16 @@ def _nothing_bounded(schedule: Schedule, chosen: Mapping[str, Sequence[Any]]) ->
             yield Problem(schedule.where(f'plan.{key}'), told, instead)
 
 
-def _values(plan: Plan, key: str, asked: Any, usual: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...]:
+def _values(plan: plans.Plan, key: str, asked: Any, usual: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...]:
     """The values of a key, as the file asks for them."""
     own = (getattr(plan, key),)
-    if asked == FIXED:
+    if asked == contents.FIXED:
         return own
     if isinstance(asked, list):
         # The document's own types: a list of patterns is a tuple in a plan.
         return tuple(tuple(one) if isinstance(one, list) else one for one in asked)
     among = _with(usual.get(key, own), own[0])
-    if asked == FREE:
+    if asked == contents.FREE:
         return among
     return tuple(one for one in among if asked.get('least', one) <= one <= asked.get('most', one))
 
@@ -295,7 +281,7 @@ def _divisors(number: int) -> tuple[int, ...]:
     return tuple(one for one in range(1, number + 1) if number % one == 0)
 
 
-PLAN_KEYS: Final = frozenset(part.name for part in fields(Plan))
+PLAN_KEYS: Final = frozenset(part.name for part in fields(plans.Plan))
 
 
 DEVICES: Final = 'devices'
@@ -363,10 +349,10 @@ def _refused(space: Space, path: Sequence[int]) -> Refusal | None:
         return _has_stages(space.base.workload, plan)
     # Orders are asked apart: making one for each node would take longest.
     alone = replace(plan, pipeline=1, order='1f1b', chunks=0, stages=(), data=plan.data if degrees else 0)
-    return _first(check(replace(space.base, workload=space.few, plan=alone, sweep=None, planner=None)))
+    return _first(checks.check(replace(space.base, workload=space.few, plan=alone, sweep=None, planner=None)))
 
 
-def _has_stages(workload: Workload, plan: Plan) -> Refusal | None:
+def _has_stages(workload: Workload, plan: plans.Plan) -> Refusal | None:
     """Why an order cannot have its chunks, or the layers its stages; to make it takes longer."""
     if (plan.pipeline == 1 and plan.chunks <= 1) or plan.order not in ORDERS:
         return None
@@ -380,7 +366,7 @@ def _has_stages(workload: Workload, plan: Plan) -> Refusal | None:
 def _first(problems: Iterator[Problem]) -> Refusal | None:
     try:
         for problem in problems:
-            return Refusal(dotted(problem.key), problem.what)
+            return Refusal(document.dotted(problem.key), problem.what)
     except (ScheduleError, Infeasible) as wrong:
         return Refusal('plan', str(wrong).partition('\n')[0])
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -12,19 +11,20 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar import hardware, memory
 from simpar.cost.collective import ClusterCollectives
 from simpar.engine.queues import RECEIVE, STEP
-from simpar.hardware import Cluster
-from simpar.memory import framework_of
 from simpar.pipeline.messages import KINDS
-from simpar.planner.bound import Sums, held_up, sums_of
+from simpar.planner import bound, pieces
 from simpar.planner.clock import Lasts, Moments, Tail, Timed, Work, moments_of
-from simpar.planner.pieces import SURELY, Floats, least_beside
 from simpar.planner.sample import STANDING, Sample, Standing, load_of, outermost
 from simpar.planner.space import MEMORY, Judged, Refusal, Space
+from simpar.planner.stage import Kept, Stage, twice, whole_of
 from simpar.plans import Plan
 from simpar.program import OpClass
 from simpar.units import format_size
+
+Stages = Sequence[Stage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +77,7 @@ class Shares:
 
 
 def least_bytes(
-    sample: Sample,
-    stages: list[list[int]],
-    timed: Timed,
-    shares: Shares,
-    *,
-    peaks: bool = True,
-    copies: int = 1,
-    enough: float = inf,
+    stages: Stages, timed: Timed, shares: Shares, *, peaks: bool = True, copies: int = 1, enough: float = inf
 ) -> float:
     """Least bytes of the fullest rank at its peak.
 
@@ -94,18 +87,18 @@ def least_bytes(
     """
     most = 0.0
     for rank in range(timed.ranks):
-        most = max(most, _of_rank(sample, stages, timed, rank, shares, peaks=peaks, copies=copies))
+        most = max(most, _of_rank(stages, timed, rank, shares, peaks=peaks, copies=copies))
         if most > enough:
             break
     return most
 
 
-def least_standing(sample: Sample, stages: list[list[int]], placement: Sequence[int], shares: Shares) -> float:
+def least_standing(stages: Stages, placement: Sequence[int], shares: Shares) -> float:
     """Least bytes of the fullest rank without any activation; gradients may be gone, but for a buffer of them."""
-    total = dict.fromkeys(placement, sample.held[0].fixed)
+    total = dict.fromkeys(placement, stages[0].sample.held[0].fixed)
     whole = dict.fromkeys(placement, 0.0)
-    for stage, rank in enumerate(placement):
-        standing = standing_of(sample, stages, stage)
+    for stage, rank in zip(stages, placement, strict=True):
+        standing = stage.standing()
         held = shares.bytes(*standing)
         # A micro-batch comes to all stages of a rank before it goes back through one of them.
         total[rank] += held.parameter + held.state + held.gathered + shares.always(*standing)
@@ -113,39 +106,34 @@ def least_standing(sample: Sample, stages: list[list[int]], placement: Sequence[
     return max(total[rank] + whole[rank] for rank in total)
 
 
-def _of_rank(
-    sample: Sample, stages: list[list[int]], timed: Timed, rank: int, shares: Shares, *, peaks: bool, copies: int
-) -> float:
-    mine = [stage for stage, holder in enumerate(timed.placement) if holder == rank]
-    standing = {stage: shares.bytes(*standing_of(sample, stages, stage)) for stage in mine}
-    kept = {stage: _kept(sample, stages, stage, copies) for stage in mine}
-    fixed = sample.held[0].fixed + sum(one.parameter + one.state for one in standing.values())
-    if len(mine) > 1 and 0 in mine and len(stages) - 1 in mine:
-        both = shares.bytes(twice(sample), Standing())
-        fixed -= both.total
+def _of_rank(stages: Stages, timed: Timed, rank: int, shares: Shares, *, peaks: bool, copies: int) -> float:
+    mine = [stage for stage, holder in zip(stages, timed.placement, strict=True) if holder == rank]
+    sample, standing = mine[0].sample, [stage.standing() for stage in mine]
+    held, kept = [shares.bytes(*one) for one in standing], [stage.kept(copies) for stage in mine]
+    fixed = sample.held[0].fixed + sum(one.parameter + one.state for one in held)
+    if sum(stage.first or stage.last for stage in mine) > 1:
+        fixed -= shares.bytes(twice(sample), Standing()).total
     # In whole numbers of what stages hold, so that it is worked out once for all plans of an order.
     found = moments_of(timed, rank)
     activations, gradients, casts = (np.zeros(len(found.kind)) for _ in range(3))
-    for place, stage in enumerate(mine):
-        activations += found.live[place] * kept[stage].total + found.later[place] * kept[stage].waits
-        always = shares.always(*standing_of(sample, stages, stage))
-        gradients += np.where(found.gradients[place], standing[stage].gradient, always)
-        casts += found.casts[place] * standing[stage].gathered
-    more = _more(found, mine, kept, sample, peaks=peaks)
+    for place, own in enumerate(kept):
+        activations += found.live[place] * own.total + found.later[place] * own.waits
+        always = shares.always(*standing[place])
+        gradients += np.where(found.gradients[place], held[place].gradient, always)
+        casts += found.casts[place] * held[place].gathered
+    more = _more(found, kept, sample, peaks=peaks)
     if shares.late:
         # When a backward ends its activations may be gone, and all of its gradients are there.
-        whole = [shares.whole(*standing_of(sample, stages, stage)) for stage in mine]
-        for kind, gone in ('B', [kept[stage].total for stage in mine]), ('W', [kept[stage].waits for stage in mine]):
+        whole = [shares.whole(*one) for one in standing]
+        for kind, gone in ('B', [one.total for one in kept]), ('W', [one.waits for one in kept]):
             ends = np.maximum(more, (np.array(whole) - np.array(gone))[found.own])
             more = np.where(found.kind == KINDS.index(kind), ends, more)
     return float((fixed + activations + gradients + casts + more).max())
 
 
-def _more(
-    found: Moments, mine: Sequence[int], kept: Mapping[int, _Kept], sample: Sample, *, peaks: bool
-) -> NDArray[np.float64]:
-    """What each action holds more than there is when it begins."""
-    total, most, joined, waits, part, head = np.array([kept[stage] for stage in mine], dtype=np.float64).T[:, found.own]
+def _more(found: Moments, kept: Sequence[Kept], sample: Sample, *, peaks: bool) -> NDArray[np.float64]:
+    """What each action holds more than there is when it begins. Argument: ``kept``, of each stage of the rank."""
+    total, most, joined, waits, part, head = np.array(kept, dtype=np.float64).T[:, found.own]
     # Behind its own forward a backward makes the last layer again when it comes to it, not before all else.
     peak = np.where(found.joined & sample.again, total, most) if peaks else total
     back = np.where(found.joined, joined + (peak - total) * part, peak) - total
@@ -159,93 +147,6 @@ def _more(
     # Gradients of weights need nothing new: what there is counts at the action behind.
     more[weights] = -np.inf
     return more
-
-
-class _Kept(NamedTuple):
-    """Bytes of a micro-batch's activations in a stage.
-
-    Arguments:
-        total: between its forward and its backward.
-        most: at the peak of both.
-        joined: at the end of a forward that its backward follows at once; part, of all copies, one.
-        waits: between the gradients of inputs and those of weights.
-        head: beside ``total`` at the fullest op behind all layers.
-    """
-
-    total: float = 0.0
-    most: float = 0.0
-    joined: float = 0.0
-    waits: float = 0.0
-    part: float = 1.0
-    head: float = 0.0
-
-
-def _kept(sample: Sample, stages: list[list[int]], stage: int, copies: int) -> _Kept:
-    """What a micro-batch keeps in a stage; stages of as many layers of each kind share it."""
-    layers = stages[stage]
-    ends = (stage == 0, stage == len(stages) - 1)
-    key = ('kept', ends, len(layers), sum(layer < sample.few.edge for layer in layers), copies)
-    return sample.once(key, lambda: _kept_by(sample, stages, stage, copies))
-
-
-def _kept_by(sample: Sample, stages: list[list[int]], stage: int, copies: int) -> _Kept:
-    layers, edge, end = stages[stage], sample.few.edge, sample.stages - 1
-    if not layers:
-        return _Kept()
-
-    def of(layer: int) -> int:
-        return 0 if layer < edge else sample.stages - 2 if layer != layers[-1] or stage != len(stages) - 1 else end
-
-    outer = sample.held[0].others if stage == 0 else sample.held[1].received if sample.stages > 1 else 0.0
-    if stage == len(stages) - 1:
-        outer += sample.held[end].others
-    inner = sum(sample.held[of(layer)].inner for layer in layers[:-1])
-    total = outer + inner + sample.held[of(layers[-1])].end
-    like = sample.held[end if stage == len(stages) - 1 else of(layers[-1])]
-    # Copies that go one after the other hold less at the peak of a single layer than at that of two, as in the sample.
-    known = len(layers) > 1 or sample.copies == 1
-    part = 1 / max(sample.copies, copies)
-    # Copies of a forward and of its backward interleave: in step, one is ahead of others in the last layer alone.
-    in_step = sample.in_step and sample.copies >= copies
-    joined = inner + (total - inner) * part if in_step else total * part
-    waits = sum(sample.held[of(layer)].waits[0] for layer in layers[:-1]) + sample.held[of(layers[-1])].waits[1]
-    most = total + (max(0.0, like.most - like.kept) if known else 0.0)
-    head = max(0.0, like.head - like.kept) if stage == len(stages) - 1 else 0.0
-    return _Kept(total, most, joined, waits, part, head)
-
-
-def standing_of(sample: Sample, stages: list[list[int]], stage: int) -> tuple[Standing, Standing]:
-    """Bytes of a stage's weights, states and gradients, of experts and of all else."""
-    layers, edge, end = stages[stage], sample.few.edge, sample.stages - 1
-    first, last = stage == 0, stage == len(stages) - 1
-    early = sum(layer < edge for layer in layers)
-
-    def standing() -> tuple[Standing, Standing]:
-        found = [Standing(), Standing()]
-        own = (0, early), (max(0, end - 1), len(layers) - early)
-        rest = [sample.held[here].rest for here, there in ((0, first), (end, last)) if there]
-        parts = [(next(iter(sample.held[here].layers.values())), count) for here, count in own]
-        for pair, count in [*parts, *((pair, 1) for pair in rest)]:
-            found = [one.plus(more, count) for one, more in zip(found, pair, strict=True)]
-        if first and last:
-            found[0] = found[0].plus(twice(sample), -1)
-        return found[0], found[1]
-
-    return sample.once(('standing', first, last, early, len(layers)), standing)
-
-
-def twice(sample: Sample) -> Standing:
-    """Bytes of what the first and the last stage both hold, once where one rank holds both: tied weights."""
-
-    def held() -> Standing:
-        first, last = sample.held[0].alone, sample.held[-1].alone
-        sums = dict.fromkeys(STANDING, 0.0)
-        for (name, kind), size in first.items():
-            if (name, kind) in last:
-                sums[kind] += min(size, last[name, kind])
-        return Standing(**sums)
-
-    return sample.once('twice', held)
 
 
 # Wires: what a plan sends of weights and gradients, and the least of all ways to shard them.
@@ -301,58 +202,56 @@ class Wires:
     Arguments: ``world``, devices of a plan.
     """
 
-    def __init__(self, cluster: Cluster, world: int) -> None:
+    def __init__(self, cluster: hardware.Cluster, world: int) -> None:
         self._cluster, self._world = cluster, world
         self._collectives = ClusterCollectives(cluster)
         self._outer = outermost(cluster.topology, world)
         self._known: dict[tuple[object, ...], Wire] = {}
 
-    def least(
-        self, plan: Plan, way: Way, sample: Sample, layers: tuple[int, int], micro_batches: int, *, again: bool = True
-    ) -> Wire:
+    def least(self, plan: Plan, way: Way, held: Stage, micro_batches: int, *, again: bool = True) -> Wire:
         """A rank's messages of weights and gradients in a step.
 
         Those of experts have a stream of their own, where ranks share experts.
-        Arguments: ``layers``, how many of the first kind and of the others the rank has at least; ``again``, whether
-        weights that are gathered in the forward are surely gathered in the backward, but for one layer's.
+        Arguments: ``held``, the layers that the rank has at least, in one stage; ``again``, whether weights that are
+        gathered in the forward are surely gathered in the backward, but for one layer's.
         """
-        if plan.hsdp != 'off' or any(getattr(plan, key) for key in OWN) or not sum(layers):
+        if plan.hsdp != 'off' or any(getattr(plan, key) for key in OWN) or not held.layers:
             return NO_WIRE
-        key = ('wire', way, plan.data, plan.pipeline, layers, micro_batches, again)
+        key = ('wire', way, plan.data, plan.pipeline, held, micro_batches, again)
 
-        def stream(held: Standing, each: int, count: int) -> Wire:
-            return self._stream(plan, way, held, each, count if again else 1, micro_batches)
+        def stream(standing: Standing, each: int, count: int) -> Wire:
+            return self._stream(plan, way, standing, each, count if again else 1, micro_batches)
 
-        return sample.once(key, lambda: self._streams(plan, way, sample, layers, stream))
+        return held.sample.once(key, lambda: self._streams(plan, way, held, stream))
 
-    def behind(self, plan: Plan, way: Way, sample: Sample, layers: tuple[int, int], *, shards: bool = True) -> float:
+    def behind(self, plan: Plan, way: Way, held: Stage, *, shards: bool = True) -> float:
         """Least seconds of the sums of gradients that a rank surely begins behind all of its computation.
 
-        Arguments: ``layers``, as of ``least``; ``shards``, whether their shards are summed over the groups there, too.
+        Arguments: ``held``, as of ``least``; ``shards``, whether their shards are summed over the groups there, too.
         """
         if not sums_late(plan):
             return 0.0
 
-        def stream(held: Standing, each: int, _: int) -> Wire:
-            sums, of_shards = self._sums(plan, way, held, each)
+        def stream(standing: Standing, each: int, _: int) -> Wire:
+            sums, of_shards = self._sums(plan, way, standing, each)
             return sums.beside(of_shards) if shards else sums
 
         def seconds() -> float:
-            sums = self._streams(plan, way, sample, layers, stream) if sum(layers) else NO_WIRE
-            return max(sums.seconds, sums.load) * SURELY
+            sums = self._streams(plan, way, held, stream) if held.layers else NO_WIRE
+            return max(sums.seconds, sums.load) * pieces.SURELY
 
-        return sample.once(('behind', way, plan.data, plan.pipeline, layers, shards), seconds)
+        return held.sample.once(('behind', way, plan.data, plan.pipeline, held, shards), seconds)
 
-    def _streams(self, plan: Plan, way: Way, sample: Sample, layers: tuple[int, int], stream: Stream) -> Wire:
+    def _streams(self, plan: Plan, way: Way, held: Stage, stream: Stream) -> Wire:
         """What is sent of all weights and of those of experts, each in a stream, where it is not in one."""
-        early, late = layers
-        edge = sample.few.edge
-        dense, experts = standing_of(sample, [[], [*range(edge - early, edge + late)], []], 1)
+        dense, experts = held.standing()
         if plan.expert == 1:
             dense, experts = dense.plus(experts), Standing()
         # Of sums of gradients, some are over tensor ranks, too, and have a stream of their own.
-        alone = NO_WIRE if plan.tensor > 1 and not way.zero else stream(dense, 1, early + late)
-        return alone if plan.data * plan.context == plan.expert else alone.beside(stream(experts, plan.expert, late))
+        alone = NO_WIRE if plan.tensor > 1 and not way.zero else stream(dense, 1, held.layers)
+        return (
+            alone if plan.data * plan.context == plan.expert else alone.beside(stream(experts, plan.expert, held.late))
+        )
 
     def _stream(self, plan: Plan, way: Way, held: Standing, each: int, count: int, micro_batches: int) -> Wire:
         """All messages of a stream, each kind of them as if it were one.
@@ -404,20 +303,21 @@ class Wires:
         return [[rank + first * block for rank in ranks] for first in range(1 if alike else plan.pipeline)]
 
 
-Stages = list[list[int]]
-
-
 class Laid(NamedTuple):
     """A plan and its order.
 
-    Arguments: ``stages``, the layers of each; ``travel``, seconds of the last message behind an action.
+    Argument: ``travel``, seconds of the last message behind an action.
     """
 
     plan: Plan
-    sample: Sample
     stages: Stages
     clock: Timed
     travel: float
+
+    @property
+    def sample(self) -> Sample:
+        """That of its stages."""
+        return self.stages[0].sample
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -460,7 +360,7 @@ class Ways:
     Arguments: ``layers``, of the model; ``room``, bytes of a device for tensors.
     """
 
-    def __init__(self, space: Space, cluster: Cluster, layers: int, room: float) -> None:
+    def __init__(self, space: Space, cluster: hardware.Cluster, layers: int, room: float) -> None:
         self._space = space
         self._layers = layers
         self._wires = Wires(cluster, space.world)
@@ -477,8 +377,8 @@ class Ways:
         self._waits = stack.waits.at if stack and stack.waits else ()
         # A host that waits for the end of a step begins the next one no sooner.
         self._ended = STEP in self._waits
-        self._begins = stack.host.step.value * SURELY if self._ended and stack and stack.host else 0.0
-        framework = framework_of(cluster)
+        self._begins = stack.host.step.value * pieces.SURELY if self._ended and stack and stack.host else 0.0
+        framework = memory.framework_of(cluster)
         self._contiguous = framework is not None and framework.contiguous
 
     def ending(
@@ -497,7 +397,7 @@ class Ways:
     def _ends(self, laid: Laid) -> tuple[list[End], float]:
         """What ends steps and backwards, none beaten by another; and the least bytes of all ways."""
         held = {
-            shares: least_standing(laid.sample, laid.stages, laid.clock.placement, shares)
+            shares: least_standing(laid.stages, laid.clock.placement, shares)
             for shares in {self._shares(laid.plan, way) for way in self._open}
         }
         fit = [way for way in self._open if held[self._shares(laid.plan, way)] <= self._device]
@@ -519,19 +419,19 @@ class Ways:
 
     def _ending(self, laid: Laid, way: Way) -> tuple[tuple[float, ...], dict[tuple[str, int], float]]:
         plan, sample, stages, placement = laid.plan, laid.sample, laid.stages, laid.clock.placement
-        alone = [_counts(sample, [stage], (0,))[0] for stage in stages]
+        alone = [stage._replace(first=False, last=False) for stage in stages]
         behind = [inf] * (max(placement) + 1)
         # Where gradients are sharded, each stage's are summed behind its own backward: of one stage all the same.
         parts = (zip(placement, alone, strict=True) if way.zero >= SLICED
-                 else enumerate(_counts(sample, stages, placement)))  # fmt: skip
-        for rank, counts in parts:
-            behind[rank] = min(behind[rank], self._wires.behind(plan, way, sample, counts))
+                 else enumerate(_of_ranks(stages, placement)))  # fmt: skip
+        for rank, held in parts:
+            behind[rank] = min(behind[rank], self._wires.behind(plan, way, held))
         if not self.hosts_wait(plan):
             return tuple(behind), {}
         sent = {kind: laid.travel if hands_on(sample, kind) else 0.0 for kind in 'FBI'}
         exposed = {(kind, stage): seconds for kind, seconds in sent.items() for stage in range(len(stages))}
         if way.zero >= SLICED:
-            sums = [self._wires.behind(plan, way, sample, counts, shards=False) for counts in alone]
+            sums = [self._wires.behind(plan, way, one, shards=False) for one in alone]
             exposed |= {('B', stage): max(seconds, sent['B']) for stage, seconds in enumerate(sums)}
         return tuple(behind), exposed
 
@@ -539,20 +439,20 @@ class Ways:
         """The same of some rank, in any order of any stages."""
         edge = sample.few.edge
         if way.zero < SLICED:
-            return self._wires.behind(plan, way, sample, (edge, self._layers - edge)) / plan.pipeline
+            return self._wires.behind(plan, way, self._every(sample)) / plan.pipeline
         kinds = [(0, 1), *([(1, 0)] if edge else [])]
-        return min(self._wires.behind(plan, way, sample, one) for one in kinds)
+        return min(self._wires.behind(plan, way, Stage(sample, False, False, *one)) for one in kinds)
 
     def tail(self, end: End) -> Tail:
         """What ends a step."""
         return Tail(tuple(one + self._begins for one in end.behind), self._together)
 
-    def alone(self, sums: Sums, slowed: float, behind: float, exposed: float = 0.0) -> float:
+    def alone(self, sums: bound.Sums, slowed: float, behind: float, exposed: float = 0.0) -> float:
         """Least seconds of a step by what a rank computes, as far as it is slowed, and its host issues.
 
         Arguments: of the rank, as of ``End``.
         """
-        issued = sums.issued * SURELY + exposed
+        issued = sums.issued * pieces.SURELY + exposed
         step = max(sums.alone + self._begins, slowed) + exposed + behind
         return max(step, issued + (behind + self._begins if self._ended else 0.0))
 
@@ -565,13 +465,13 @@ class Ways:
 
         Arguments: ``seconds``, that a step takes in any case; ``share``, how often a step does what the sample does.
         """
-        layers, placement = self._even(plan, sample)
+        stages, placement = self._even(plan, sample)
         # Of the ranks of a pipeline one does no less than their mean.
-        mean = sums_of(sample, [[*range(self._layers)]], (0,), share / plan.pipeline)[0]
+        mean = bound.sums_of([whole_of(sample, self._layers)], (0,), share / plan.pipeline)[0]
         least, most = inf, inf
         for one in self._open:
             # How many layers a stage has is not known yet.
-            held = least_standing(sample, layers, placement, replace(self._shares(plan, one), late=False))
+            held = least_standing(stages, placement, replace(self._shares(plan, one), late=False))
             least = min(least, held)
             if held <= self._device and most > seconds:
                 alone = self.alone(replace(mean, alone=seconds), 0.0, self._behind_any(plan, one, sample))
@@ -584,10 +484,10 @@ class Ways:
         self, laid: Laid, works: Callable[[], Mapping[Work, Lasts]], *, peaks: bool, copies: int
     ) -> Judged:  # fmt: skip
         """The least of all ways with which a plan fits. Argument: ``works``, least seconds of what an order does."""
-        plan, sample, stages, clock, _ = laid
+        plan, stages, clock, _ = laid
         # What all of them together share out holds least: if that is too much, no way fits.
         shares = reduce(Shares.at_most, (self._shares(plan, one) for one in self._open))
-        least = least_bytes(sample, stages, clock, shares, peaks=peaks, copies=copies, enough=self._device)
+        least = least_bytes(stages, clock, shares, peaks=peaks, copies=copies, enough=self._device)
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
         steps = self._steps(laid, self._open, works())
@@ -598,7 +498,7 @@ class Ways:
         for seconds, one in pairs:
             shares = self._shares(plan, one)
             if shares not in known:
-                known[shares] = least_bytes(sample, stages, clock, shares, peaks=peaks, copies=copies)
+                known[shares] = least_bytes(stages, clock, shares, peaks=peaks, copies=copies)
             if known[shares] <= self._device:
                 return Judged(seconds)
             least = min(least, known[shares])
@@ -606,9 +506,9 @@ class Ways:
 
     def one(self, laid: Laid, works: Callable[[], Mapping[Work, Lasts]]) -> Judged:
         """The same of a plan whose way is chosen."""
-        plan, sample, stages, clock, _ = laid
+        plan, stages, clock, _ = laid
         way = Way(plan.zero, plan.shard_group)
-        least = least_bytes(sample, stages, clock, self._shares(plan, way))
+        least = least_bytes(stages, clock, self._shares(plan, way))
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
         (step,) = self._steps(laid, [way], works())
@@ -616,15 +516,16 @@ class Ways:
 
     def _steps(self, laid: Laid, ways: Sequence[Way], works: Mapping[Work, Lasts]) -> list[float]:
         """Least seconds of a step by its way; arguments as of ``in_order``."""
-        plan, sample, stages, clock, _ = laid
-        sums = sums_of(sample, stages, clock.placement, plan.micro_batches)
-        counts = _counts(sample, stages, clock.placement)
+        plan, stages, clock, _ = laid
+        sample = laid.sample
+        sums = bound.sums_of(stages, clock.placement, plan.micro_batches)
+        held = _of_ranks(stages, clock.placement)
         ends = [self._end(laid, way) for way in ways]
-        known = {end: clock.period(held_up(works, end.exposed), self.tail(end)) for end in dict.fromkeys(ends)}
-        steps: Floats = np.array([known[end] for end in ends])
+        known = {end: clock.period(bound.held_up(works, end.exposed), self.tail(end)) for end in dict.fromkeys(ends)}
+        steps: pieces.Floats = np.array([known[end] for end in ends])
         each = [
             zip(
-                self._of_ranks(plan, way, sample, counts),
+                [self._wires.least(plan, way, one, plan.micro_batches) for one in held],
                 self.tail(end).seconds,
                 end.of_ranks(clock.placement, clock.ended),
                 strict=True,
@@ -636,42 +537,38 @@ class Ways:
             load, seconds, last, more = np.array([(wire.load, wire.seconds, *idle) for wire, *idle in rank]).T
             steps = np.maximum(steps, np.maximum(one.least(load, sample.speeds, more), seconds))
             if self._ended:
-                steps = np.maximum(steps, one.issued * SURELY + more + last)
+                steps = np.maximum(steps, one.issued * pieces.SURELY + more + last)
         found: list[float] = steps.tolist()
         return found
 
-    def _sent(self, plan: Plan, way: Way, sample: Sample, mean: Sums) -> float:
+    def _sent(self, plan: Plan, way: Way, sample: Sample, mean: bound.Sums) -> float:
         """Least seconds of a step by what is sent, in any order. Argument: ``mean``, of what the ranks do."""
-        edge, micro_batches = sample.few.edge, plan.micro_batches
-        every = self._wires.least(
-            plan, way, sample, (edge, self._layers - edge), micro_batches, again=plan.pipeline == 1
-        )
-        sent = self._wires.least(plan, way, sample, (0, self._share(plan, sample)), micro_batches).seconds
+        micro_batches, share = plan.micro_batches, Stage(sample, False, False, 0, self._share(plan, sample))
+        every = self._wires.least(plan, way, self._every(sample), micro_batches, again=plan.pipeline == 1)
+        sent = self._wires.least(plan, way, share, micro_batches).seconds
         if plan.pipeline == 1:
-            sent = least_beside(mean.alone, mean.slowed, 0.0, sent, sample.speeds)
+            sent = pieces.least_beside(mean.alone, mean.slowed, 0.0, sent, sample.speeds)
             # A message's latency is not stretched beside computation, so none of it is taken to be.
             speeds = sample.speeds.unstretched
-            sent = max(sent, least_beside(mean.alone, mean.slowed, 0.0, mean.wire, speeds) * SURELY)
+            sent = max(sent, pieces.least_beside(mean.alone, mean.slowed, 0.0, mean.wire, speeds) * pieces.SURELY)
         return max(sent, float(mean.least(every.load / plan.pipeline, sample.speeds)))
 
-    def _of_ranks(self, plan: Plan, way: Way, sample: Sample, counts: Sequence[tuple[int, int]]) -> list[Wire]:
-        """Messages of weights and gradients of each rank of a pipeline. Argument: ``counts``, layers of each."""
-        each = {one: self._wires.least(plan, way, sample, one, plan.micro_batches) for one in dict.fromkeys(counts)}
-        return [each[one] for one in counts]
+    def _every(self, sample: Sample) -> Stage:
+        """All layers, without what stands before and behind them."""
+        return whole_of(sample, self._layers)._replace(first=False, last=False)
 
     def _even(self, plan: Plan, sample: Sample) -> tuple[Stages, list[int]]:
-        """The layers of stages, and ranks, that hold as little as can be: with more chunks they may be more even.
+        """Stages, and their ranks, that hold as little as can be: with more chunks they may be more even.
 
         The first rank, the last, and one that has no less than its share of the layers that most are like.
         """
-        every = [*range(self._layers)]
-        least = self._layers // plan.pipeline
+        least, late = self._layers // plan.pipeline, self._layers - sample.few.edge
         if not least or plan.pipeline == 1:
-            return [every], [0]
-        # Among those of the first rank may be all that are of another kind.
-        first = every[self._layers - max(0, least - sample.few.edge) :]
-        mid, last = every[self._layers - self._share(plan, sample) :], every[self._layers - least :]
-        return [first, mid, last], [0, 1, 2]
+            return [whole_of(sample, self._layers)], [0]
+        # Among those of the first rank may be all that are of another kind; else these come last.
+        counts = (max(0, least - sample.few.edge), self._share(plan, sample), least)
+        stages = [Stage(sample, at == 0, at == 2, max(0, one - late), min(one, late)) for at, one in enumerate(counts)]
+        return stages, [0, 1, 2]
 
     def _share(self, plan: Plan, sample: Sample) -> int:
         """Layers of the kind that most are of: some rank has no fewer."""
@@ -707,11 +604,10 @@ def hands_on(sample: Sample, kind: str) -> bool:
     return bool(blocks) and all(block.hands_on for block in blocks)
 
 
-def _counts(sample: Sample, stages: Sequence[Sequence[int]], placement: Sequence[int]) -> list[tuple[int, int]]:
-    """How many layers of the first kind, and of the others, each rank has."""
+def _of_ranks(stages: Stages, placement: Sequence[int]) -> list[Stage]:
+    """The layers of each rank, without what stands before and behind them."""
     early, late = ([0] * (max(placement) + 1) for _ in range(2))
     for rank, stage in zip(placement, stages, strict=True):
-        first = bisect_left(stage, sample.few.edge)
-        early[rank] += first
-        late[rank] += len(stage) - first
-    return list(zip(early, late, strict=True))
+        early[rank] += stage.early
+        late[rank] += stage.late
+    return [Stage(stages[0].sample, False, False, *each) for each in zip(early, late, strict=True)]

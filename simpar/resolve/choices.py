@@ -150,11 +150,6 @@ def in_operators(workload: Workload) -> bool:
     return workload.loss_operators != 'one'
 
 
-def as_one(workload: Workload) -> Workload:
-    """The workload with its loss as one operator."""
-    return replace(workload, loss_operators='one', loss_strategies={})
-
-
 def given_loss(workload: Workload) -> dict[str, Choice]:
     """What the user split of the loss, by operator of the graph."""
     if in_operators(workload):

@@ -19,7 +19,7 @@ from simpar.pipeline.orders import AUTOMATIC
 from simpar.program import BYTES, Program, Role
 from simpar.resolve import choices, objectives
 from simpar.resolve.resolve import simulated
-from simpar.strategy_search import Choice, Found, Graph, Objective, double_recursive, exact, propagate, ranked
+from simpar.strategy_search import Choice, Found, Graph, Objective, double_recursive, propagate, ranked
 from simpar.strategy_search.graph import Dataset, model_graph
 from simpar.workload import Workload
 
@@ -210,10 +210,6 @@ class _Search:
         given = choices.given_loss(self.workload) if choices.in_operators(self.workload) else {}
         return {name: choice for name, choice in self.fixed.items() if name not in given}
 
-    def exact_graph(self) -> Graph:
-        """Without biases, which programs leave where products put them, and with the loss as one operator."""
-        return self.graph(choices.as_one(self.workload), biases=False)
-
     def graph(self, workload: Workload | None = None, *, biases: bool = True) -> Graph:
         """The operators of one copy of a micro-batch.
 
@@ -272,10 +268,6 @@ class _Search:
         }
         return {**choice_of, **own}
 
-    def without_flattens(self, choice_of: Mapping[str, Choice]) -> Mapping[str, Choice]:
-        """A flatten lies as its input does: it is no work, and rows move as well behind it."""
-        return {name: choice for name, choice in choice_of.items() if not isinstance(self.operators.get(name), Flatten)}
-
     def reached(self) -> dict[str, str]:
         """From which of the given layers each other was reached."""
         told = spread_from(self.graph(), self.fixed)
@@ -297,8 +289,9 @@ class _Search:
         if self.batch % self.odd:
             # The odd factor has no equal part of the samples to search in; layouts by degrees remain.
             return self.of_known({}, None)
-        graph, fixed = self.exact_graph(), self.by_twos(self.exactly_fixed)
-        least = exact(graph, self.twos, objective, fixed=fixed)
+        # Without biases, which programs leave where products put them, and with the loss as one operator.
+        graph = self.graph(replace(self.workload, loss_operators='one', loss_strategies={}), biases=False)
+        fixed = self.by_twos(self.exactly_fixed)
         seconds = self.in_seconds(objective) if self.plan.objective == 'time' else {}
         # Simulating them takes the time, not finding them.
         count = BEST // 2 if seconds and len(graph.operators) > MANY else BEST
@@ -306,6 +299,7 @@ class _Search:
             name: ranked(graph, self.twos, count, one, fixed=fixed)
             for name, one in {'exact': objective, **seconds}.items()
         }
+        least = few['exact'][0]
         few['exact'] = [least, *few['exact']]
         return self.of_known(few, least.cost if self.odd == 1 else None)
 
@@ -364,7 +358,12 @@ class _Search:
         for name, best in few.items():
             for place, found in enumerate(best, name != 'exact'):
                 called = f'{name}, number {place}' if place else name
-                yield called, self.without_flattens(self.in_full(found.choices))
+                # A flatten lies as its input does: it is no work, and rows move as well behind it.
+                full, flattens = (
+                    self.in_full(found.choices),
+                    {n.name for n in self.nodes if isinstance(n.operator, Flatten)},
+                )
+                yield called, {own: choice for own, choice in full.items() if own not in flattens}
         for compat in VERSIONS:
             yield f'double recursive {compat}', self.recursive(compat)
             if self.fixed:
@@ -376,11 +375,8 @@ class _Search:
         for tensor in range(1, self.devices + 1):
             if self.devices % tensor == 0:
                 data = self.devices // tensor
-                yield f'data {data} × tensor {tensor}', self.degrees(data, tensor)
-
-    def degrees(self, data: int, tensor: int) -> dict[str, Choice]:
-        """A data × tensor layout."""
-        return choices.in_graphs(self.operators, choices.degree_strategies(self.model, data, tensor))
+                strategies = choices.degree_strategies(self.model, data, tensor)
+                yield f'data {data} × tensor {tensor}', choices.in_graphs(self.operators, strategies)
 
     # results
 
@@ -451,15 +447,8 @@ def spread_from(graph: Graph, given: Collection[str]) -> dict[str, str]:
     for first in given:
         queue = [first]
         for name in queue:
-            near = [other for other in _neighbours(graph, name) if other not in found]
-            found.update(dict.fromkeys(near, first))
-            queue += near
+            near = (graph.operators[place] for place, *_ in graph.neighbours(graph.names.index(name)))
+            left = dict.fromkeys(one.name for one in near if one.primitive != DATASET and one.name not in found)
+            found |= dict.fromkeys(left, first)
+            queue += left
     return found
-
-
-def _neighbours(graph: Graph, name: str) -> list[str]:
-    operator = graph.operator(name)
-    places = {reader for tensor in operator.writes for reader in graph.readers.get(tensor, ())}
-    places |= {graph.writer[tensor] for tensor in operator.reads if tensor in graph.writer}
-    near = (graph.operators[place] for place in places)
-    return [other.name for other in near if other.primitive != DATASET]

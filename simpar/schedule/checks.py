@@ -21,7 +21,7 @@ from simpar.pipeline import checks, orders
 from simpar.pipeline.order import Order
 from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.schedule.contents import Contents, planner_fits, sweep_fits
-from simpar.workload import Momentum, Muon, Transformer, Workload
+from simpar.workload import Workload
 
 # Terms: what to say of an unknown key or value that is a word of the field, or one of ours in the wrong place.
 #
@@ -195,7 +195,6 @@ def strategies_fit(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
         if name not in LOSS_OPERATORS:
             what, instead = f'{name} is no operator of the loss', f'write one of {", ".join(LOSS_OPERATORS)}'
             yield Problem(('workload', 'loss_strategies', name), what, instead)
-    yield from _whole_batches(workload, plan)
     yield from _named(workload, plan)
     yield from layouts_fit(workload.model, plan)
     axes = plans.NEAREST_FIRST.split('-')
@@ -213,44 +212,9 @@ def _named(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
             yield Problem(('plan', key, pattern), f'{pattern} names no operator of the model', f'write one of {shown}')
 
 
-def _whole_batches(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
-    """Beside what lies by degrees alone, ranks read their own samples."""
-    model = workload.model
-    of_experts = isinstance(model, Transformer) and model.experts is not None
-    beside = {'context': plan.context > 1, 'experts': of_experts, 'order: dualpipe': plan.order == TWO_HOMES}
-    for name in (name for name, there in beside.items() if there and full_batch(workload, plan)):
-        what = f'not yet beside strategies of operators with {name}'
-        yield Problem(('plan', 'dataset'), what, 'write data-parallel, or leave it out')
-
-
 def full_batch(workload: Workload, plan: plans.Plan) -> bool:
     """Whether every rank reads all samples, so that they need not divide over the ranks."""
     return plan.dataset == 'full-batch' and (plan.search != 'none' or record.has_strategies(workload, plan))
-
-
-def search_fits(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
-    """Everything that does not fit, each at the key to change; strategies are tried when they are lowered."""
-    if plan.search == 'none':
-        return
-    key, model = ('plan', 'search'), workload.model
-    told = (operator.strategy or operator.layout for operator in model.operators.values())
-    given = bool(plan.strategies or plan.layouts) or any(told)
-    if plan.search == 'sharding-propagation' and not (given or workload.loss_strategy or workload.loss_strategies):
-        what = 'sharding-propagation starts at layers that you split, and there is none'
-        instead = 'give a layer a strategy, e.g. strategy: [[2, 4], [4, 1]]'
-        if not model.listed:
-            instead = 'give an operator one, e.g. plan.strategies: {layer0.fc1: [[2, 1, 1], [1, 4]]}'
-        yield Problem(key, what, instead)
-
-
-def recompute_fits(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
-    """Everything that does not fit, each at the key to change; names of operators are looked up when it is lowered."""
-    if plan.recompute == 'selective' and not recompute.attention_cores(workload.model.nodes):
-        what = 'selective runs attention again, and the model has none'
-        yield Problem(('plan', 'recompute'), what, 'write full, or a list of names of operators')
-    if plan.pipeline == 1 and plan.chunks <= 1 and not plan.rows and any(plan.recompute_stages):
-        what = f'lists {max(plan.recompute_stages)}, but there is one stage, 0, without a pipeline'
-        yield Problem(('plan', 'recompute_stages'), what, 'write [], or set pipeline too')
 
 
 def shards_fit(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
@@ -270,8 +234,6 @@ def shards_fit(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
 
 
 def _fusion(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
-    if isinstance(plan.fusion, float) and not plan.fusion > 0:
-        yield Problem(('plan', 'fusion'), 'a message of nothing', 'write a size above 0, e.g. "25 MB", or none')
     layers = workload.model.trained_layers
     if plan.fusion == 'ids' and plan.fusion_ids and len(plan.fusion_ids) != layers:
         what = f'lists {len(plan.fusion_ids)} ids, but {layers} layers have parameters'
@@ -390,19 +352,33 @@ def check(contents: Contents) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
     workload, plan = contents.workload, contents.plan
     yield from workload.model.problems(_asked(workload, plan))
-    yield from keys.conflicts_of('schedule', workload=workload, plan=plan, model=workload.model)
-    yield from _optimizer(workload)
+    yield from keys.conflicts_of(
+        'schedule', workload=workload, plan=plan, model=workload.model, **_facts(workload, plan)
+    )
     yield from _experts(plan)
     yield from _context(plan)
     yield from pipeline_fits(workload, plan)
     yield from shards_fit(workload, plan)
-    yield from recompute_fits(workload, plan)
     yield from roles.plan_conflicts(plan)
-    yield from search_fits(workload, plan)
     yield from strategies_fit(workload, plan)
     yield from batch_fits(workload, plan, max(1, plan.data))
     yield from sweep_fits(contents.sweep)
     yield from planner_fits(contents.planner, {part.name: None for part in fields(plans.Plan)})
+
+
+def _facts(workload: Workload, plan: plans.Plan) -> dict[str, object]:
+    """What rows of conflicts speak of beside values of keys."""
+    model = workload.model
+    layers = (operator.strategy or operator.layout for operator in model.operators.values())
+    given = plan.strategies or plan.layouts or workload.loss_strategy or workload.loss_strategies
+    return {
+        'alone': plan.pipeline == 1 and plan.chunks <= 1 and not plan.rows,
+        'attends': plan.recompute != 'selective' or recompute.attention_cores(model.nodes),
+        'full_batch': full_batch(workload, plan),
+        'last_stage': max(plan.recompute_stages, default=0),
+        'optimizer': type(workload.optimizer).__name__.lower(),
+        'starts': plan.search != 'sharding-propagation' or bool(given) or any(layers),
+    }
 
 
 def batch_fits(workload: Workload, plan: plans.Plan, data: int) -> Iterator[Problem]:
@@ -432,13 +408,6 @@ def _asked(workload: Workload, plan: plans.Plan) -> Asked:
         by_heads=plan.context if plan.context_kind == 'all_to_all' else min(plan.context, plan.context_by_heads),
         expert=plan.expert,
     )
-
-
-def _optimizer(workload: Workload) -> Iterator[Problem]:
-    rule = workload.optimizer
-    if isinstance(rule, Momentum | Muon) and rule.nesterov and not rule.momentum:
-        key = ('workload', 'optimizer', type(rule).__name__.lower(), 'nesterov')
-        yield Problem(key, 'there is no momentum to look ahead by', 'write false, or momentum above 0')
 
 
 def _context(plan: plans.Plan) -> Iterator[Problem]:

@@ -71,7 +71,7 @@ class Schedule(contents.Contents):
         same = document.Tree(root={**written(self), 'against': {}}, origins={(): self.where('against')}, shorts=_SHORTS)
         tree, problems = _differing(same, self.differences, self.origins)
         tree, of_stack = self._under_its_framework(tree)
-        content = None if problems else _attempt(Expanded(tree), problems)
+        content = None if problems else _built(Expanded(tree), problems)
         if content is None:
             raise ScheduleError(
                 [replace(problem, what=f'against: {problem.what}') for problem in document.one_screen(problems)]
@@ -114,26 +114,24 @@ def load_schedule(source: document.Source, overrides: Sequence[str] = (), *, mod
     """
     folder = Path(source).parent if document.is_path(source) else Path()
     tree = _with_module(document.override(replace(document.read(source), shorts=_SHORTS), overrides), module)
-    found, of_stack = _complete(tree, folder)
-    problems: list[Problem] = []
-    content = _attempt(found, problems)
-    if content is None:
-        against = _problems_of_against(found, problems)
-        raise ScheduleError(document.one_screen([*problems, *_problems_of_profile(found.tree), *against]))
-    schedule = _schedule(found, of_stack, content, folder)
+    schedule = schedule_of(tree, folder)
     # For what it raises: a baseline that cannot be is told when the file is read.
     schedule.baseline()
     return schedule
 
 
-def schedule_of(tree: document.Tree) -> Schedule:
-    """The schedule of a tree that no file holds; raises `ScheduleError` with everything that is wrong in it."""
-    found, of_stack = _complete(replace(tree, shorts=_SHORTS), Path())
+def schedule_of(tree: document.Tree, folder: Path = Path()) -> Schedule:
+    """The schedule of a tree, but for its baseline; raises `ScheduleError` with everything that is wrong in it.
+
+    Argument: ``folder``, where paths in its file start.
+    """
+    found, of_stack = _complete(replace(tree, shorts=_SHORTS), folder)
     problems: list[Problem] = []
-    content = _attempt(found, problems)
+    content = _built(found, problems)
     if content is None:
-        raise ScheduleError(document.one_screen(problems))
-    return _schedule(found, of_stack, content, Path())
+        against = _problems_of_against(found, problems)
+        raise ScheduleError(document.one_screen([*problems, *_problems_of_profile(found.tree), *against]))
+    return _schedule(found, of_stack, content, folder)
 
 
 def _complete(tree: document.Tree, folder: Path, words: str = '') -> tuple[Expanded, frozenset[document.Key]]:
@@ -169,7 +167,7 @@ def load_rows(
     folder = Path(path).parent if document.is_path(path) else Path()
     tree = _with_module(contents.swept_tree(path, overrides, sweeps, _SHORTS), module)
     known: list[Problem] = []
-    _built(expanded(tree, folder), known)
+    _built(expanded(tree, folder), known, None)
     if not isinstance(tree.root, dict):
         raise ScheduleError(known)
     try:
@@ -275,15 +273,12 @@ def _in_full(root: Any) -> Any:
     return root
 
 
-def _attempt(found: Expanded, problems: list[Problem]) -> contents.Contents | None:
-    """The contents of a tree, or None and its problems added to the list."""
-    return _built(found, problems, checks.check)
-
-
 def _built(
-    found: Expanded, problems: list[Problem], fits: Callable[[contents.Contents], Iterator[Problem]] | None = None
+    found: Expanded,
+    problems: list[Problem],
+    fits: Callable[[contents.Contents], Iterator[Problem]] | None = checks.check,
 ) -> contents.Contents | None:
-    """The same with another check, or none."""
+    """The contents of a tree, or None and its problems added to the list. Argument: ``fits``, what is checked of it."""
     try:
         return document.build(found.tree, contents.Contents, prepare=_in_full, check=fits, terms=_TERMS)
     except ScheduleError as wrong:
@@ -353,7 +348,7 @@ def _problems_of_against(found: Expanded, known: list[Problem]) -> list[Problem]
     if not isinstance(against, dict) or len(against) > contents.MOST_DIFFERENCES:
         return []
     other, problems = _differing(tree, against, tree.origins)
-    _attempt(replace(found, tree=other), problems)
+    _built(replace(found, tree=other), problems)
     # The baseline has all faults of the file once more: each is told once.
     old = {(problem.where, problem.what) for problem in known}
     new = [problem for problem in problems if (problem.where, problem.what) not in old]

@@ -124,15 +124,6 @@ class Elimination:
         self.buckets.append(Bucket(variable, scope, total))
         return Factor(scope, least)
 
-    def best(self) -> list[int]:
-        """Choices whose sum is least; of equals, the first."""
-        choices = [0] * len(self.sizes)
-        # What was eliminated last depends on nothing else, so choices are made backwards.
-        for bucket in reversed(self.buckets):
-            row = bucket.row(choices)
-            choices[bucket.variable] = int(row.argmin())
-        return choices
-
     def solutions(self, steps: int) -> Iterator[tuple[float, list[int]]]:
         """Sums and choices in ascending order, best first; ends after that many steps of the search.
 
@@ -215,9 +206,7 @@ def exact(
 
     A tensor that several operators read may be redistributed once for all of them.
     """
-    problem = _Problem(graph, devices, objective or Bytes(), fixed or {})
-    search = Elimination(problem.sizes, problem.factors())
-    return Found(problem.choices(search.best()), search.least)
+    return ranked(graph, devices, 1, objective, fixed=fixed)[0]
 
 
 def ranked(
@@ -234,7 +223,9 @@ def ranked(
     """
     problem = _Problem(graph, devices, objective or Bytes(), fixed or {})
     found: list[Found] = []
-    for cost, picks in Elimination(problem.sizes, problem.factors()).solutions(STEPS):
+    # The first takes a step for each variable.
+    steps = max(STEPS, len(problem.sizes) + 1)
+    for cost, picks in Elimination(problem.sizes, problem.factors()).solutions(steps):
         choices = problem.choices(picks)
         if all(choices != other.choices for other in found):
             found.append(Found(choices, cost))

@@ -1,7 +1,8 @@
 """Operator graph: the operators of a forward pass and the tensors between them, as models and MindSpore have them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from math import prod
 from typing import Literal
 
@@ -77,6 +78,14 @@ class Graph:
     def names(self) -> tuple[str, ...]:
         """Names of the operators, in order."""
         return tuple(operator.name for operator in self.operators)
+
+    def neighbours(self, place: int) -> Iterator[tuple[int, str, bool]]:
+        """Who reads what an operator writes, then who writes what it reads: its place, the tensor, whether it reads."""
+        for tensor in self.operators[place].writes:
+            yield from ((reader, tensor, True) for reader in self.readers.get(tensor, ()))
+        for tensor in self.operators[place].reads:
+            if tensor in self.writer:
+                yield self.writer[tensor], tensor, False
 
     def read_shapes(self, operator: Operator) -> tuple[Shape, ...]:
         """Shapes of what an operator reads."""
@@ -259,16 +268,11 @@ def _sample_shape(model: ModelGraph) -> Shape:
     return MNIST_SAMPLE if image else sample
 
 
-def mean_squared_error(build: GraphBuilder, x: str, label: str, name: str = '') -> str:
-    """Sub, Square, ReduceMean; ``name`` goes before theirs."""
-    square = build.elementwise('Square', f'{name}loss.square', build.elementwise('Sub', f'{name}loss.sub', x, label))
-    return build.reduce('ReduceMean', f'{name}loss', square, tuple(range(len(build.shapes[square]))))
-
-
-def mean_absolute_error(build: GraphBuilder, x: str, label: str, name: str = '') -> str:
-    """Sub, Abs, ReduceMean; ``name`` goes before theirs."""
-    absolute = build.elementwise('Abs', f'{name}loss.abs', build.elementwise('Sub', f'{name}loss.sub', x, label))
-    return build.reduce('ReduceMean', f'{name}loss', absolute, tuple(range(len(build.shapes[absolute]))))
+def mean_error(build: GraphBuilder, x: str, label: str, name: str = '', *, primitive: str = 'Square') -> str:
+    """Sub, Square or Abs, ReduceMean; ``name`` goes before theirs."""
+    difference = build.elementwise('Sub', f'{name}loss.sub', x, label)
+    error = build.elementwise(primitive, f'{name}loss.{primitive.lower()}', difference)
+    return build.reduce('ReduceMean', f'{name}loss', error, tuple(range(len(build.shapes[error]))))
 
 
 def softmax_cross_entropy(build: GraphBuilder, x: str, label: str, name: str = '') -> str:
@@ -308,9 +312,9 @@ def _loss_operator(build: GraphBuilder, one: cross_entropy.LossOperator, reads: 
 
 
 LAST_DIM = Call(axes=(1,))
-LOSSES = {
-    'mse': mean_squared_error,
-    'mae': mean_absolute_error,
+LOSSES: Mapping[str, Callable[..., str]] = {
+    'mse': mean_error,
+    'mae': partial(mean_error, primitive='Abs'),
     'cross-entropy': softmax_cross_entropy,
     'mindspore-2.10': cross_entropy_operators,
 }

@@ -266,15 +266,6 @@ def propagate(graph: Graph, fixed: Mapping[str, Choice], devices: int, compat: C
     return {**found, **fixed}
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A neighbour to be fixed: over which tensor, and whether it reads that tensor or writes it."""
-
-    place: int
-    tensor: str
-    reads: bool
-
-
 class _Walk:
     """Fixes operators one by one; successors of the first operator come before its predecessors."""
 
@@ -291,26 +282,16 @@ class _Walk:
             place = queue.popleft()
             # Successors before predecessors, as MindSpore walks: each is fixed once, so the order decides whom it
             # follows.
-            for step in (*self.successors(place), *self.predecessors(place)):
-                operator = self.graph.operators[step.place]
+            for near, tensor, reads in self.graph.neighbours(place):
+                operator = self.graph.operators[near]
                 if operator.name not in self.chosen and operator.primitive != DATASET:
-                    self.chosen[operator.name] = self.choose(step, self.graph.operators[place])
-                    queue.append(step.place)
+                    known = self.layout(self.graph.operators[place], tensor, writes=reads)
+                    position = operator.reads.index(tensor) if reads else -1
+                    self.chosen[operator.name] = self.choose(operator, position, known)
+                    queue.append(near)
 
-    def successors(self, place: int) -> Iterator[_Step]:
-        for tensor in self.graph.operators[place].writes:
-            yield from (_Step(reader, tensor, True) for reader in self.graph.readers.get(tensor, ()))
-
-    def predecessors(self, place: int) -> Iterator[_Step]:
-        for tensor in self.graph.operators[place].reads:
-            if tensor in self.graph.writer:
-                yield _Step(self.graph.writer[tensor], tensor, False)
-
-    def choose(self, step: _Step, neighbour: Operator) -> ShardedOperator:
+    def choose(self, operator: Operator, position: int, known: Bits) -> ShardedOperator:
         """The neighbour's layout decides: no redistribution, then least communication, then least computation."""
-        operator = self.graph.operators[step.place]
-        known = self.layout(neighbour, step.tensor, writes=step.reads)
-        position = operator.reads.index(step.tensor) if step.reads else -1
         # Rules live as long as the walk, so the id of one stands for it.
         asked = (id(self.kind(operator)), position, known)
         if asked not in self.answers:

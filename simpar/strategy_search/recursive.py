@@ -254,12 +254,6 @@ class _Node:
         if axis is not None and not (self.product and axis == NONE):
             self.sizes[axis] //= 2
 
-    def input_split(self) -> int | None:
-        return self.dim(SPLITS_INPUT)
-
-    def output_split(self) -> int | None:
-        return self.dim(SPLITS_OUTPUT)
-
     def dim(self, of_product: Mapping[int, int]) -> int | None:
         """The dim that the last split went through; a product's axis is told by the table."""
         last = self.splits[-1]
@@ -362,11 +356,11 @@ class _Search:
         i, j, k = node.sizes
         name = node.operator.name
         before = sum(
-            SPLITS_INPUT.get(axis) != other.output_split()
+            SPLITS_INPUT.get(axis) != other.dim(SPLITS_OUTPUT)
             for other in self.producers[name]
             if other.operator.name in visited and self.adjacent(other.output, node.shape)
         )
-        after = sum(SPLITS_OUTPUT.get(axis) != other.input_split() for other in self.after(node, visited))
+        after = sum(SPLITS_OUTPUT.get(axis) != other.dim(SPLITS_INPUT) for other in self.after(node, visited))
         return float(REDISTRIBUTION * (before * i * k + after * i * j))
 
     def after(self, node: _Node, visited: set[str]) -> Iterator[_Node]:

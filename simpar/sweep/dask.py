@@ -14,13 +14,11 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
-from simpar import __version__
+from simpar import __version__, profiles
 from simpar.errors import Problem, ProfileError, RunFailed, ScheduleError
-from simpar.profiles import profile_folder, profile_path
 from simpar.schedule import Schedule
 from simpar.session import Session
-from simpar.sweep.answer import Outcome, predicted
-from simpar.sweep.journal import FILES, read_content, source_content
+from simpar.sweep import answer, journal
 from simpar.sweep.run import Coming, Place
 
 if TYPE_CHECKING:
@@ -171,7 +169,7 @@ def _outcomes(
         told = False
         # No future of a finished row is held here: Dask would predict it again when the worker that has it dies.
         for name, result in _gathered(client, coming.next_batch(), coming, tries):
-            if not isinstance(result, Outcome):
+            if not isinstance(result, answer.Outcome):
                 raise _failure(result, places[name], address)
             yield places[name], result
     # All rows are here, so that a scheduler that ends now takes nothing along.
@@ -213,8 +211,8 @@ def _submitted(client: Client, schedules: Sequence[Schedule], names: list[str]) 
     """Submit every row, to any worker."""
     # Schedulers unpickle what they give away and need no simpar for it: a row comes as bytes, which are unpickled on a
     # worker. That calls ``_row``.
-    session, source = Session(FILES), source_content()
-    sent = [pickle.dumps(_Row(_anywhere(one), read_content(one, session), source)) for one in schedules]
+    session, source = Session(journal.FILES), journal.source_content()
+    sent = [pickle.dumps(_Row(_anywhere(one), journal.read_content(one, session), source)) for one in schedules]
     batch = max(2, _BYTES // max(map(len, sent)))
     found: list[Future[Any]] = client.map(pickle.loads, sent, key=names, retries=_RETRIES, pure=False, batch_size=batch)
     return found
@@ -232,30 +230,30 @@ class _Row:
         return _row, (self.schedule, self.content, self.source)
 
 
-def _row(schedule: Schedule, content: str, source: str) -> Outcome | str:
+def _row(schedule: Schedule, content: str, source: str) -> answer.Outcome | str:
     """On a worker: the outcome of a schedule, or what of the worker is not as where the sweep was started.
 
     Arguments: ``content`` and ``source``, the digests of ``read_content`` and ``source_content`` there.
     """
     # Threads of one process would not run side by side in Python, and would share what a row works out.
     with _ONE:
-        if source_content() != source:
+        if journal.source_content() != source:
             return f'have another simpar than here ({__version__}); install the same on both'
-        if read_content(schedule) != content:
+        if journal.read_content(schedule) != content:
             return f'read another {schedule.cluster.profile} than here; give both the same files at the same path'
-        return predicted(schedule)
+        return answer.predicted(schedule)
 
 
 def _anywhere(schedule: Schedule) -> Schedule:
     """The schedule with paths that do not depend on the folder where a process was started."""
     cluster = schedule.cluster
     with suppress(ProfileError):
-        if not profile_path(cluster.profile).is_relative_to(profile_folder()):
+        if not profiles.profile_path(cluster.profile).is_relative_to(profiles.profile_folder()):
             cluster = replace(cluster, profile=str(Path(cluster.profile).absolute()))
     return replace(schedule, cluster=cluster, folder=schedule.folder.absolute())
 
 
-def _as_here(outcome: Outcome, schedule: Schedule) -> Outcome:
+def _as_here(outcome: answer.Outcome, schedule: Schedule) -> answer.Outcome:
     """The outcome with paths in its messages as the user wrote them."""
     if schedule.folder.is_absolute():
         return outcome

@@ -15,10 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from simpar import __version__
+from simpar import __version__, profiles
 from simpar.document import Tree, build, dump, one_screen
 from simpar.errors import Problem, ProfileError, ScheduleError, refuse
-from simpar.profiles import COLUMNS, load_profile, profile_files, profile_folder, stack_files
 from simpar.schedule import Schedule, written
 from simpar.session import Session
 from simpar.sweep.answer import Outcome
@@ -56,14 +55,14 @@ def read_content(schedule: Schedule, session: Session | None = None) -> str:
     shared = session or Session(FILES)
     order, cluster = schedule.plan.order, schedule.cluster
     files = [schedule.folder / order] if order.endswith('.csv') else []
-    files += sorted(profile_folder().glob('*.csv'))
+    files += sorted(profiles.profile_folder().glob('*.csv'))
     # Of a profile that is wrong no prediction comes; what is wrong with it is in its file.
     with suppress(ProfileError):
-        own = tuple(Path(name) for name, _ in profile_files(cluster.profile))
+        own = tuple(Path(name) for name, _ in profiles.profile_files(cluster.profile))
         files += own
         files += shared.once(_tables, profile=str(own[0]), stamps=[_stamp(file) for file in own])
     with suppress(ProfileError):
-        files += (Path(name) for name, _ in (stack_files(cluster.stack) if cluster.has_stack else ()))
+        files += (Path(name) for name, _ in (profiles.stack_files(cluster.stack) if cluster.has_stack else ()))
     return _digest([shared.once(_content, file=file, stamp=_stamp(file)) for file in files])
 
 
@@ -94,8 +93,8 @@ def _content(file: Path, stamp: tuple[int, int]) -> str:
 
 def _tables(profile: str, stamps: list[tuple[int, int]]) -> list[Path]:
     """The files of a profile's tables; ``stamps`` as of ``_content``, of it and of those that it extends."""
-    tables = load_profile(profile).tables
-    found = (getattr(tables, kind) for kind in COLUMNS)
+    tables = profiles.load_profile(profile).tables
+    found = (getattr(tables, kind) for kind in profiles.COLUMNS)
     return [Path(table.file) for table in found if table is not None]
 
 

@@ -312,7 +312,14 @@ class Sweep:
         place = Path(journal) if journal else None
         way = Way(jobs=jobs, progress=progress, journal=place, scheduler=scheduler, note=note)
         done = self._outcomes(every, way)
-        results = [self._result(row, done) for row in self.rows]
+        results = [
+            Result(
+                settings=row.settings,
+                batch=row.schedule.workload.batch,
+                outcome=infeasible(errors.ScheduleError([*row.problems])) if row.problems else done[id(row.schedule)],
+            )
+            for row in self.rows
+        ]
         if self.against:
             results = [_measured(*pair, done) for pair in zip(results, baselines, strict=True)]
         answer = SweepAnswer(
@@ -322,7 +329,10 @@ class Sweep:
             changed_links=any(set(row.schedule.cluster.links.values()) - {1} for row in self.rows),
             framework=contents.run_as(schedule.cluster for schedule in self._fitting()),
         )
-        return answer if self.against else _from_first(answer)
+        if self.against or answer.first is None:
+            return answer
+        first = answer.results[answer.first]
+        return replace(answer, results=tuple(_over(first, result) for result in results))
 
     def _outcomes(self, schedules: Sequence[Schedule], way: Way) -> dict[int, Outcome]:
         """The outcome of each schedule, by the schedule's ``id``."""
@@ -356,11 +366,6 @@ class Sweep:
         if refused and len(refused) == sum(asked):
             raise errors.ScheduleError(one_screen([problem for wrong in refused for problem in wrong.problems]))
         return found
-
-    def _result(self, row: Row, done: Mapping[int, Outcome]) -> Result:
-        refused = infeasible(errors.ScheduleError(list(row.problems))) if row.problems else None
-        outcome = refused or done[id(row.schedule)]
-        return Result(settings=row.settings, batch=row.schedule.workload.batch, outcome=outcome)
 
 
 def _together(schedules: Mapping[str, Schedule]) -> dict[str, Schedule]:
@@ -433,15 +438,8 @@ def _measured(result: Result, baseline: Schedule | errors.ScheduleError | None, 
     return replace(result, baseline=step, gain=step / result.step - 1)
 
 
-def _from_first(answer: SweepAnswer) -> SweepAnswer:
-    """The answer with gains over the first feasible row."""
-    if answer.first is None:
-        return answer
-    first = answer.results[answer.first]
-    return replace(answer, results=tuple(_over(first, result) for result in answer.results))
-
-
 def _over(first: Result, result: Result) -> Result:
+    """A row with its gain over the first feasible one."""
     if first.step is None or result.step is None:
         return result
     gain = gain_over((first.step, first.batch), (result.step, result.batch))

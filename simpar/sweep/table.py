@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from simpar import errors, headline, report, units
@@ -95,16 +95,19 @@ def shown(value: Any) -> str:
 
 def _lines(answer: SweepAnswer) -> list[Text]:
     """Lay out heads and rows; an infeasible row's reason runs over the columns of its figures."""
+    from rich.cells import cell_len
     from rich.text import Text
 
     shorts = short_keys(answer.keys)
     keys = [['', *(shorts[key] for key in answer.keys)]]
     keys += [['*' if row == answer.best else '', *_values(answer, r)] for row, r in enumerate(answer.results)]
     figures = [heads_of(answer), *(cells_of(answer, result) for result in answer.results)]
-    width = _width_of_figures(figures)
-    keys = _narrowed(keys, WIDTH - width - len(_GAP))
+    aligned = iter(_aligned([cells for cells in figures if cells], left=False))
+    # The heads and the rows that have figures, aligned; nothing for the others.
+    columns = [next(aligned) if cells else '' for cells in figures]
+    keys = _narrowed(keys, WIDTH - max(map(cell_len, columns)) - len(_GAP))
     lines = []
-    for row, (left, right) in enumerate(zip(_aligned(keys, left=True), _columns(figures), strict=True)):
+    for row, (left, right) in enumerate(zip(_aligned(keys, left=True), columns, strict=True)):
         result = answer.results[row - 1] if row else None
         tail = right if result is None or result.step is not None else result.outcome.reason
         style = 'bold' if not row or row - 1 == answer.best else 'dim' if result and result.step is None else ''
@@ -161,18 +164,6 @@ def _rate(result: Result) -> str:
 
 def _of(seconds: float, total: float) -> str:
     return f'{units.format_time(seconds)} {seconds / total * 100:3.0f} %' if seconds else '-'
-
-
-def _columns(figures: list[list[str]]) -> list[str]:
-    """The heads and the rows that have figures, aligned; nothing for the others."""
-    aligned = iter(_aligned([cells for cells in figures if cells], left=False))
-    return [next(aligned) if cells else '' for cells in figures]
-
-
-def _width_of_figures(figures: list[list[str]]) -> int:
-    from rich.cells import cell_len
-
-    return max(cell_len(line) for line in _columns(figures))
 
 
 def _aligned(rows: list[list[str]], *, left: bool) -> list[str]:
@@ -283,7 +274,7 @@ def _cell(value: Any) -> Any:
 
 def as_markdown(answer: SweepAnswer) -> str:
     """The table as it is on the screen; the fastest row is bold, and what cannot be says why."""
-    shorts, named = short_keys(answer.keys), _value_names(answer)
+    shorts, named = short_keys(answer.keys), {key: _value_name(answer, key) for key in answer.keys}
     heads = heads_of(answer)
     rows = []
     for place, result in enumerate(answer.results):
@@ -304,7 +295,7 @@ def side_by_side(answer: SweepAnswer, across: str) -> str:
     if across not in answer.keys:
         what = f'the sweep has no such key (got {across})'
         raise errors.ScheduleError(errors.Problem('--across', what, f'write one of {", ".join(answer.keys)}'))
-    shorts, named = short_keys(answer.keys), _value_names(answer)
+    shorts, named = short_keys(answer.keys), {key: _value_name(answer, key) for key in answer.keys}
     others = [key for key in answer.keys if key != across]
     found: dict[tuple[str, ...], dict[str, Result]] = {}
     for result in answer.results:
@@ -331,36 +322,26 @@ def _cells_of_row(results: Sequence[Result | None]) -> Iterator[str]:
             yield f'{told}, {exposed * 100:.0f} %, {units.format_size(outcome.peak)}'
 
 
-class _Name:
-    """What a setting is called; of mappings, only what differs between the rows."""
+def _value_name(answer: SweepAnswer, key: str) -> Callable[[Mapping[str, Any]], str]:
+    """What a setting of a key is called; of mappings, only what differs between the rows."""
+    values = (result.settings.get(key) for result in answer.results)
+    mappings = [value for value in values if isinstance(value, Mapping)]
+    parts = dict.fromkeys(part for value in mappings for part in value)
+    unlike = [part for part in parts if any(one.get(part) != mappings[0].get(part) for one in mappings)]
 
-    def __init__(self, key: str, values: Sequence[Any]) -> None:
-        self._key = key
-        mappings = [value for value in values if isinstance(value, Mapping)]
-        parts = dict.fromkeys(part for value in mappings for part in value)
-        self._parts = [part for part in parts if any(one.get(part) != mappings[0].get(part) for one in mappings)]
+    def named(settings: Mapping[str, Any]) -> str:
+        value = settings.get(key)
+        if unlike and isinstance(value, Mapping):
+            return ', '.join(f'{part} {shown(value[part])}' for part in unlike if part in value)
+        return shown(value) if key in settings else '-'
 
-    def __call__(self, settings: Mapping[str, Any]) -> str:
-        if self._key not in settings:
-            return '-'
-        value = settings[self._key]
-        if self._parts and isinstance(value, Mapping):
-            return ', '.join(f'{part} {shown(value[part])}' for part in self._parts if part in value)
-        return shown(value)
-
-
-def _value_names(answer: SweepAnswer) -> dict[str, _Name]:
-    settings = [result.settings for result in answer.results]
-    return {key: _Name(key, [one[key] for one in settings if key in one]) for key in answer.keys}
+    return named
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> str:
     """Arguments: ``left``, how many columns stand at the left; figures stand at the right."""
     rules = ['---' if column < left else '---:' for column in range(len(heads))]
     lines = [heads, rules, *rows]
-    return ''.join(f'| {" | ".join(_escaped(cell) for cell in line)} |\n' for line in lines)
-
-
-def _escaped(cell: str) -> str:
     # A line break or a bar would end the cell.
-    return ' '.join(cell.split()).replace('|', '\\|')
+    cells = ([' '.join(cell.split()).replace('|', '\\|') for cell in line] for line in lines)
+    return ''.join(f'| {" | ".join(line)} |\n' for line in cells)
