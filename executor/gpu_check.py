@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from executor.ranks.real import Copies, Start, Transport
 from executor.state import Request
 from executor.tensors import TORCH
 from simpar import __version__, files, plans, profiles, units
+from simpar.chakra import recorded_costs
 from simpar.cost.costs import Communication, Costs
 from simpar.cost.price import price
 from simpar.engine import simulate
@@ -110,25 +111,15 @@ def _of_ops(program: Program, issuer: issue.Issuer, steady: slice) -> dict[str, 
 
 def costs_of(program: Program, seen: dict[str, float], host: float) -> Costs:
     """Costs of a program whose op classes took so long; those of other ranks alone take no time."""
-    ops = program.op_classes
-    count, groups = len(ops), {name: len(part.groups_GP) for name, part in program.partitions.items()}
-
-    def of(op: Any) -> float:
-        return units.quantise(seen.get(op.name, 0.0))
-
-    return Costs(
-        compute=np.array([of(op) if op.kind == 'compute' else 0.0 for op in ops]),
-        host=np.array([units.quantise(host) if op.name in seen else 0.0 for op in ops]),
-        beside_communication=np.ones(count),
-        beside_compute=np.ones(count),
-        communication={
-            index: [Communication(alpha=of(op), transfer=0.0)] * groups[op.partition]
-            for index, op in enumerate(ops)
-            if op.kind not in ('compute', 'recv')
-        },
-        links=(),
-        rank_speed=np.ones(program.world),
-    )
+    took = [(op, units.quantise(seen.get(op.name, 0.0))) for op in program.op_classes]
+    talk = {
+        index: [Communication(seconds, 0.0)] * len(program.partitions[op.partition].groups_GP)
+        for index, (op, seconds) in enumerate(took)
+        if op.kind in ('collective', 'send')
+    }
+    compute = np.array([seconds if op.kind == 'compute' else 0.0 for op, seconds in took])
+    issuing = np.array([units.quantise(host) if op.name in seen else 0.0 for op, _ in took])
+    return replace(recorded_costs(program, compute, talk), host=issuing)
 
 
 # The parts, each of which has its minutes.

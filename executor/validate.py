@@ -8,6 +8,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from math import prod
 
 import numpy as np
@@ -352,15 +353,18 @@ def _cycles(program: Program) -> Iterator[str]:
     """A cycle over the union of all ranks' issue orders of collectives, if there is one."""
     after: dict[str, dict[str, int]] = {}
     for rank in range(program.world):
-        order = list(_issued(program, rank))
-        for one, two in itertools.pairwise(order):
+        for one, two in itertools.pairwise(_issued(program, rank)):
             # Neighbours suffice: a longer way round is made of them. One rank is kept to name in the message.
             after.setdefault(one, {}).setdefault(two, rank)
-            after.setdefault(two, {})
-    cycle = _cycle(after)
-    if cycle:
-        steps = [f'{one} before {two} on rank {after[one][two]}' for one, two in itertools.pairwise(cycle)]
-        yield 'collectives are issued in a cycle: ' + ', '.join(steps)
+    try:
+        TopologicalSorter(after).prepare()
+    except CycleError as error:
+        # It lists what comes after before what comes before. The smallest first: one program has one message.
+        cycle = error.args[1][:0:-1]
+        first = cycle.index(min(cycle))
+        steps = itertools.pairwise([*cycle[first:], *cycle[: first + 1]])
+        told = [f'{one} before {two} on rank {after[one][two]}' for one, two in steps]
+        yield 'collectives are issued in a cycle: ' + ', '.join(told)
 
 
 def _issued(program: Program, rank: int) -> Iterator[str]:
@@ -375,25 +379,6 @@ def _issued(program: Program, rank: int) -> Iterator[str]:
             times[name] += 1
             # The same op may occur several times in a step; numbered, it is a node of its own each time.
             yield name if times[name] == 1 else f'{name}, time {times[name]},'
-
-
-def _cycle(after: dict[str, dict[str, int]]) -> list[str]:
-    """The nodes of one cycle, the first again at the end; empty where there is none."""
-    left = {node: set(nexts) for node, nexts in after.items()}
-    while True:
-        # Nodes without successors are on no cycle; what cannot be removed is on one or leads to one.
-        ends = [node for node, nexts in left.items() if not nexts & left.keys()]
-        if not ends:
-            break
-        for node in ends:
-            del left[node]
-    if not left:
-        return []
-    # The smallest name, so that the same program gives the same message.
-    path = [min(left)]
-    while path.count(path[-1]) == 1:
-        path.append(min(left[path[-1]] & left.keys()))
-    return path[path.index(path[-1]) :]
 
 
 # Hazards: whether needs and stream order imply the order of everything that touches one buffer. Unlike

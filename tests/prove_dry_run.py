@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from executor.kernels import bind, kernel
-from executor.virtual.dry_run import DryIssuer, FoldedComputation, dry_run, representatives
+from executor.ranks.real import Computation
+from executor.virtual.dry_run import DryIssuer, dry_run, representatives
 from simpar import Program, load_case
 from simpar.errors import Deadlock, ProgramError
 from tests.drawn_further import with_further
@@ -53,7 +54,7 @@ ALSO = [
     ({'sinks': 'zero', 'attention': 'flash'}, lambda plan, model: plan.get('context', 1) == 1),
 ]
 """Keys that no drawn plan has by itself, and what they need."""
-ELSEWHERE = 'cuda:63'
+ELSEWHERE = 'virtual:63'
 Row = dict[str, Any]
 Spoiler = type[DryIssuer] | None
 
@@ -69,7 +70,7 @@ def spoiled_kernel(how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[ran
         alike = [one for one, op in ops.items() if (op.operator, op.phase) == (chosen.operator, chosen.phase)]
         right = kernel(chosen)
 
-        class Computation(FoldedComputation):
+        class Spoiling(Computation):
             def __init__(self, *words: Any) -> None:
                 super().__init__(*words)
                 if self._start.rank == rank:
@@ -79,7 +80,7 @@ def spoiled_kernel(how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[ran
             first, *rest = right(op, where, *tensors)
             return [how(first), *rest]
 
-        return type('Spoiled', (DryIssuer,), {'computation_of': Computation})
+        return type('Spoiled', (DryIssuer,), {'computation_of': Spoiling})
 
     return drawn
 

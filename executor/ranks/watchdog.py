@@ -1,7 +1,6 @@
 """Supervision: what streams say of themselves, who is to blame when all stop, and ranks that watch one another."""
 
 import json
-import mmap
 import os
 import signal
 import sys
@@ -11,7 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from executor.host import BUSY, BUSY_AMONG_OTHERS, cpu_use
 from executor.walk import Order, peers
@@ -22,13 +24,10 @@ from simpar.program import Program
 
 STREAMS: Final = 128
 """Streams of a rank that the status has room for."""
-FIELDS: Final = 6
-"""64-bit numbers for each stream: finished ops, state, step, slot, since when, in ns, and the thread's id."""
 THROUGH, WAITING, RUNNING = 0, 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(NamedTuple):
     """What one stream is doing: ``finished`` ops so far, and its head in ``state`` since ``since`` ns.
 
     Arguments: ``thread``, the kernel's id of the stream's thread; 0 where it is not known.
@@ -46,50 +45,40 @@ class Status:
     """Beats of all ranks in one block of memory: a file that parent and ranks map, or a rank's own memory."""
 
     def __init__(self, world: int, path: Path | None = None) -> None:
-        size = world * STREAMS * FIELDS * 8
         # A rank that others have started has no parent to share a file with; it sends its rows through the store.
-        if path is None:
-            self._memory: bytearray | mmap.mmap = bytearray(size)
-        else:
+        self._beats: NDArray[np.int64] = np.zeros((world, STREAMS, len(Beat._fields)), np.int64)
+        if path is not None:
             if not path.exists():
                 with files.naming(path):
-                    path.write_bytes(bytes(size))
+                    path.write_bytes(self._beats.tobytes())
             # A mapped file outlives a killed process, so its last beat can still be read.
-            with path.open('r+b') as file:
-                self._memory = mmap.mmap(file.fileno(), size)
-        self._numbers = memoryview(self._memory).cast('q')
+            self._beats = np.memmap(path, np.int64, 'r+', shape=self._beats.shape)
         self.world = world
 
     def clear(self) -> None:
         """Forget the run before."""
-        self._numbers[:] = memoryview(bytes(self._numbers.nbytes)).cast('q')
+        self._beats[:] = 0
 
     def set(self, rank: int, stream: int, beat: Beat) -> None:
         """Say what a stream does; each stream has one writer, and a reader may see a beat half written."""
-        at = (rank * STREAMS + stream) * FIELDS
-        numbers = self._numbers
         # No lock: a half-written beat only blurs a message, a lock would slow every op.
-        numbers[at], numbers[at + 1], numbers[at + 2] = beat.finished, beat.state, beat.step
-        numbers[at + 3], numbers[at + 4], numbers[at + 5] = beat.slot, beat.since, beat.thread
+        self._beats[rank, stream] = beat
 
     def get(self, rank: int, stream: int) -> Beat:
         """What a stream did when it last said so."""
-        at = (rank * STREAMS + stream) * FIELDS
-        return Beat(*self._numbers[at : at + FIELDS].tolist())
+        return Beat(*self._beats[rank, stream].tolist())
 
     def finished(self) -> int:
         """Ops that have finished on all ranks."""
-        return sum(self._numbers[::FIELDS].tolist())
+        return int(self._beats[:, :, 0].sum())
 
     def row(self, rank: int) -> bytes:
         """A rank's beats, to send elsewhere."""
-        width = STREAMS * FIELDS
-        return self._numbers[rank * width : (rank + 1) * width].tobytes()
+        return bytes(self._beats[rank])
 
     def put_row(self, rank: int, row: bytes) -> None:
         """Take over a rank's beats from elsewhere."""
-        width = STREAMS * FIELDS
-        self._numbers[rank * width : (rank + 1) * width] = memoryview(row).cast('q')
+        self._beats[rank] = np.frombuffer(row, np.int64).reshape(STREAMS, -1)
 
 
 # Watchdog: who is to blame when all ranks stop, told from what every stream did last and what the kernel says.
