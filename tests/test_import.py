@@ -12,6 +12,7 @@ from tables import load_table
 
 from simpar import cli, load_case, load_profile
 from simpar.errors import ScheduleError
+from simpar.exporting.export import export
 from simpar.huggingface.families import MODELS
 from simpar.importing import accelerate, deepspeed, megatron, mindformers, mindspeed, mixtures, torchtitan
 from simpar.importing.findings import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
@@ -737,6 +738,26 @@ def test_a_command_line_goes_over_the_registry_that_it_names(tmp_path):
     script.write_text('torchrun --nproc_per_node 8 -m torchtitan.train --module qwen3 --config qwen3_8b')
     with pytest.raises(ScheduleError, match=r'qwen3/config_registry.py is not here'):
         imported(script, given={})
+
+
+@pytest.mark.parametrize(
+    'plan', ['{tensor: 4, zero: 3, micro_batches: 2, sequence_parallel: true}',
+             '{tensor: 2, pipeline: 4, zero: 3, micro_batches: 8, order: interleaved-1f1b, chunks: 2}'],
+)  # fmt: skip
+def test_the_flags_of_an_export_are_the_plan_over_a_registry(plan, tmp_path):
+    """An exported TOML has them in comments, for torchtitan has none to read since 2026."""
+    a_checkout(tmp_path)
+    of_8b = schedule_text(imported(a_checkout(tmp_path / 'first'), given={'config': 'small', 'devices': '16'}), 'x')
+    text = of_8b[: of_8b.index('\nplan:')] + f'\nplan: {plan}\n'
+    schedule = load_schedule(text.replace('batch: 32 ', 'batch: 64 '))
+    flags = [line.removeprefix('#   ') for line in str(export(schedule, 'torchtitan')).splitlines() if '#   --' in line]
+    script = tmp_path / 'run.sh'
+    start = 'torchrun --nnodes 2 --nproc_per_node 8 -m torchtitan.train --module llama3 --config small'
+    script.write_text(' '.join([start, *flags]))
+    back = load_schedule(schedule_text(imported(script, given={}), 'x'))
+    for key in ('tensor', 'pipeline', 'micro_batches', 'order', 'chunks', 'zero'):
+        assert getattr(back.plan, key) == getattr(schedule.plan, key), key
+    assert (back.workload.batch, back.workload.model) == (64, schedule.workload.model)
 
 
 def test_a_variable_that_a_file_leaves_open_is_given_by_its_name(tmp_path):

@@ -228,9 +228,30 @@ def _titan_recompute(values: Values) -> Iterator[Said]:
         yield Said('model.converters', ['quantize.linear.float8'], ('workload.fp8',))
 
 
+def _titan_flags(said: Iterable[Said], values: Values) -> Iterator[str]:
+    """What torchtitan of August 2026, which has no TOML, takes on its command line over a function of its registry."""
+    length, is_pipeline = values.model('sequence'), values.plan('pipeline') > 1
+    yield f'--training.max_context_length {length}'
+    yield f'--training.num_tokens_per_microbatch_per_dp_rank {values.small * length}'
+    yield f'--training.num_tokens_per_train_step {values.work("batch") * length}'
+    yield from [f'--{_P}.num_pp_microbatches {values.plan("micro_batches")}'] if is_pipeline else []
+    for one in said:
+        if one.name == f'{_P}.enable_async_tensor_parallel':
+            yield '--compile.enable --compile.enable_async_tensor_parallel'
+        elif one.name.startswith(_P) and one.name not in _GONE:
+            yield f'--{one.name} {plain(one.value)}'
+
+
+_GONE: Final = (f'{_P}.pipeline_parallel_microbatch_size', f'{_P}.context_parallel_rotate_method')
+
+
 def toml_text(said: Iterable[Said], values: Values, head: tuple[str, ...]) -> str:
     """TOML; the comment on devices is one that import reads."""
     lines = [*(f'# {line}' for line in head), f'# preset for {values.ranks} GPUs']
+    lines += [
+        '# torchtitan since 2026, which has no TOML, behind --module and --config, but for activation_checkpoint:'
+    ]
+    lines += [f'#   {flag}' for flag in _titan_flags(said, values)]
     for section, keys in nested(said).items():
         lines += ['', f'[{section}]', *(f'{key} = {json.dumps(plain(value))}' for key, value in keys.items())]
     return '\n'.join(lines) + '\n'
