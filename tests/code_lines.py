@@ -64,6 +64,12 @@ def syntax(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding='utf-8'))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of it."""
+    return tuple(ast.walk(syntax(path)))
+
+
 def files(*tops: str) -> list[File]:
     """All source files below the tops, as they are in the working tree."""
     paths = sorted(path for top in tops for path in (ROOT / top).rglob('*.py') if '__pycache__' not in path.parts)

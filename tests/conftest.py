@@ -89,6 +89,15 @@ def job(put):
 
 
 @pytest.fixture
+def one_session(monkeypatch):
+    """What is exported and what comes back of it are lowered once, where they are the same."""
+    from simpar.case import case_of
+    from simpar.session import Session
+
+    monkeypatch.setattr('simpar.exporting.settings.case_of', partial(case_of, session=Session()))
+
+
+@pytest.fixture
 def generated_images(monkeypatch):
     """Digits are the generated ones, made anew."""
     from executor import data

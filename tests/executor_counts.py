@@ -4,7 +4,7 @@
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +66,7 @@ def tasks() -> Iterator[list[int]]:
         yield found
 
 
-def counts() -> dict[str, Count]:
+def counts(cases: Iterable[tuple[dict[str, Any], dict[str, Any]]] = CASES) -> dict[str, Count]:
     """By operator and phase; the first of each, in a model of 1,024 features in 16 bits."""
     found: dict[str, Count] = {}
 
@@ -96,7 +96,7 @@ def counts() -> dict[str, Count]:
     class Issuer(DryIssuer):
         computation_of = Counting
 
-    for model, plan in CASES:
+    for model, plan in cases:
         case = {
             'simpar': 1,
             'cluster': {'profile': 'h100-sxm-8', 'devices': 2 if plan else 1, 'stack': 'none'},

@@ -14,14 +14,36 @@ import torch.distributed as dist
 def found_by(script, jobs, world, folder):
     """What each rank of a script found, all jobs one after the other."""
     (folder / 'jobs').write_bytes(pickle.dumps(jobs))
-    # The server from which pools fork their ranks: it has imported torch.
-    context = multiprocessing.get_context('forkserver')
-    context.set_forkserver_preload(['executor.ranks.pool'])
-    process = context.Process(target=_begin, args=(script, world, folder))
+    process = _server().Process(target=_begin, args=(script, world, folder))
     process.start()
     process.join(240)
     assert process.exitcode == 0, (folder / 'errors').read_text(encoding='utf-8')
     return [pickle.loads((folder / f'found{rank}').read_bytes()) for rank in range(world)]
+
+
+def _server():
+    """The server from which pools fork their ranks: it has imported torch."""
+    context = multiprocessing.get_context('forkserver')
+    context.set_forkserver_preload(['executor.ranks.pool'])
+    return context
+
+
+def launched(module, flags, world):
+    """Exit codes of the ranks of a command, begun as torchrun's agent begins them, at a store that it serves."""
+    store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+    where = {'WORLD_SIZE': str(world), 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(store.port)}
+    where |= {'TORCHELASTIC_USE_AGENT_STORE': 'True', 'TORCHELASTIC_RUN_ID': 'none'}
+    ranks = [_server().Process(target=_command, args=(module, flags, rank, where)) for rank in range(world)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join(100)
+    return [one.exitcode for one in ranks]
+
+
+def _command(module, flags, rank, where):
+    os.environ.update(where, RANK=str(rank))
+    sys.exit(importlib.import_module(module).main(flags))
 
 
 def _begin(script, world, folder):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from every import some
+from trains import ONCE, trains
 
 from executor.inprocess import InProcess
 from executor.numerics import check
-from executor.validate import validate
 from simpar.errors import Infeasible, ScheduleError
 from simpar.importing.read import imported
 from simpar.lower import lower
@@ -42,9 +42,7 @@ PLANS = {
 
 @pytest.mark.parametrize(('world', 'plan'), some(PLANS.values(), 2), ids=some(PLANS, 2))
 def test_adapters_train_as_autograd_trains_them(world: int, plan: Plan) -> None:
-    program = lower(TRAINING, plan, world)
-    validate(program)
-    check(program, TRAINING, plan)
+    trains(TRAINING, plan, world, steps=ONCE)
 
 
 def test_a_model_with_biases_and_dropout_keeps_all_but_its_adapters() -> None:

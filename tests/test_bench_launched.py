@@ -1,4 +1,4 @@
-"""The bench among ranks that torchrun has started, on devices, over hosts, and again after it broke."""
+"""The bench among ranks that a launcher has started, on devices, over hosts, and again after it broke."""
 
 import itertools
 import json
@@ -7,6 +7,8 @@ import sys
 
 import numpy as np
 import pytest
+from every import EVERY
+from rank_jobs import launched
 
 from executor.bench.bench import bench
 from executor.bench.items import LEAST, TINY, look_at
@@ -25,12 +27,14 @@ from simpar.profiles import load_profile, load_stack
 from simpar.trace import RankTimes, Trace
 
 
-def test_two_ranks_of_torchrun_write_one_profile(tmp_path):
-    flags = ['--standalone', '--nproc-per-node', '2', '-m', 'executor.bench', '--sizes', 'least']
-    flags += ['--profile', str(tmp_path / 'mine.yaml'), '--output', str(tmp_path / 'record.json')]
-    command = [sys.executable, '-m', 'torch.distributed.run', *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
+def test_ranks_of_a_launcher_write_one_profile(tmp_path):
+    """torchrun itself starts ranks in ``test_placement``, and those of a bench in `make prove NAME=every`."""
+    flags = ['--sizes', 'least', '--profile', str(tmp_path / 'mine.yaml'), '--output', str(tmp_path / 'record.json')]
+    if EVERY == 1:
+        torchrun = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', '-m']
+        assert subprocess.run([*torchrun, 'executor.bench', *flags], timeout=100, check=False).returncode == 0
+    else:
+        assert launched('executor.bench.__main__', flags, 2) == [0, 0]
     assert not (tmp_path / 'mine.yaml.journal').exists()
     assert load_profile(tmp_path / 'mine.yaml').devices == 2
     record = load_record(tmp_path / 'record.json')
@@ -41,7 +45,8 @@ def test_two_ranks_of_torchrun_write_one_profile(tmp_path):
     assert {row.operator for row in record.tables.collective} > {'all_to_all', 'send_recv', 'send'}
 
 
-def test_virtual_accelerators_also_tell_launches_the_clock_under_load_and_the_way_to_the_host(tmp_path):
+def test_virtual_accelerators_also_tell_launches_the_clock_under_load_and_the_way_to_the_host(tmp_path, monkeypatch):
+    monkeypatch.setattr('executor.bench.rounds.MANY', (8, 40))
     record = bench(2, Net(), LEAST, Reporter(), on=look_at('virtual', 'gloo', ''))
     assert {row['seconds']['n'] for row in record['copies']} == {2 * (DEVICE_STEPS + DEVICE_WARM_UP - WARM_UP)}
     # What was measured gives way to copies at 50 GB/s behind 10 us.
@@ -151,6 +156,3 @@ def test_a_journal_of_another_bench_is_refused(tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(ScheduleError, match=r'cannot be written: .*; name a folder by --journal'):
         Journal(tmp_path / 'file', {})
-
-
-# wrong use

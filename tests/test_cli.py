@@ -18,7 +18,7 @@ from simpar.files import read_csv
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / 'examples').glob('*.yaml'))
 TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
-CHECKED = some(EXAMPLES, 4)
+CHECKED = some(EXAMPLES, 8)
 
 FLAGS = {
     'run': [
@@ -103,7 +103,7 @@ def test_verbs_and_flags_are_these():
     assert found == FLAGS
 
 
-@pytest.mark.parametrize('example', some(EXAMPLES, 2), ids=lambda path: path.stem)
+@pytest.mark.parametrize('example', some(EXAMPLES, 4), ids=lambda path: path.stem)
 def test_every_example_is_predicted_and_checked(example, printed):
     smaller = [word for key in SMALLER.get(example.stem, ()) for word in ('--set', key)]
     assert 'Critical path' in printed('run', str(example), '--full', *smaller)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from every import some
-from trains import trains
+from trains import ONCE, trains
 
 from simpar import Plan, case_of, cluster, load_profile, load_schedule
 from simpar.cost.compute import DeviceCompute
@@ -72,7 +72,7 @@ def test_a_decoder_trains_as_the_unsharded_model(model, plan):
     chosen, ranks = PLANS[plan]
     # Muon sees queries, keys and values as one matrix, with a bias and without.
     case = workload(MODELS[model], **({'optimizer': Muon()} if plan == 'late' else {}))
-    trains(case, chosen, ranks)
+    trains(case, chosen, ranks, steps=ONCE)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_parts_of_heads_are_split_by_sequence_and_by_groups(strategies):
     chosen, plan = workload(MODELS['qwen']), Plan(strategies=strategies)
     program = lower(chosen, plan, 4)
     assert any(op.operator == 'rotary' and 'partition' in op.attributes for op in program.op_classes)
-    check(program, chosen, plan)
+    check(program, chosen, plan, steps=ONCE)
 
 
 @pytest.mark.parametrize('search', ['double-recursive', 'sharding-propagation', 'exact'])
@@ -99,7 +99,7 @@ def test_a_searched_decoder_trains_as_the_unsharded_one(model, search):
     hardware = cluster(load_profile('h100-sxm-8'), devices=4)
     found = find_strategies(chosen, Plan(search=search, strategies=given), hardware)
     assert {'layer0.rotary', 'layer0.fc1', 'norm'} <= found.origins.keys()
-    trains(found.workload, found.plan, 4)
+    trains(found.workload, found.plan, 4, steps=ONCE)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,16 @@
 
 import re
 import shlex
+import subprocess
 from functools import cache
 
+import prove_docs
 import pytest
 import yaml
 from docs_blocks import DOCS, LIST, PAGES, PROOFS, ROOT, all_blocks
 from docs_size import pages, size
 from docs_tables import schedule_table_keys
-from prove_docs import Outcome, folder_of, row, run
+from prove_docs import Outcome, folder_of, row
 
 from simpar.cli import main, parser
 from simpar.commands.parser import VERBS
@@ -98,8 +100,21 @@ def test_every_key_of_a_schedule_stands_on_a_page():
     assert [key for key in schedule_table_keys() if f'`{key}`' not in pages] == []
 
 
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a block of a command in this process, which has imported what it needs."""
+
+    def ran(words, folder):
+        monkeypatch.chdir(folder)
+        code = main(shlex.split(words[-1].partition(' -m simpar ')[2], comments=True))
+        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+
+    monkeypatch.setattr(prove_docs, '_ran', ran)
+    return prove_docs.run
+
+
 @pytest.mark.parametrize('name', CHEAP)
-def test_cheap_commands_do_what_their_page_says(name, tmp_path):
+def test_cheap_commands_do_what_their_page_says(name, tmp_path, run):
     wanted = next(block for block in BLOCKS if block.name == name)
     folder = folder_of(wanted.page, tmp_path)
     for block in BLOCKS:
@@ -108,7 +123,7 @@ def test_cheap_commands_do_what_their_page_says(name, tmp_path):
     assert run(wanted, folder).wrong == ''
 
 
-def test_a_wrong_command_and_a_changed_table_are_noticed(tmp_path):
+def test_a_wrong_command_and_a_changed_table_are_noticed(tmp_path, run):
     """The checks can fail."""
     folder = folder_of('README.md', tmp_path)
     wrong = next(block for block in BLOCKS if block.kind == 'command' and not block.reason)

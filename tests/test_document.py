@@ -247,6 +247,8 @@ def test_all_settings_that_are_wrong_are_told(tmp_path):
 # Out again, and the schema
 
 quantities = st.floats(0, 1e30, allow_subnormal=False)
+PROPERTIES = {**document.json_schema(Paper)['properties'], **document.json_schema(Square)['properties']}
+PROPERTIES['small'] = PROPERTIES['sizes']['additionalProperties']
 
 
 @FUZZ
@@ -277,12 +279,8 @@ def test_what_is_dumped_is_read_as_the_same(value, tmp_path):
     kind=st.sampled_from(['side', 'rate', 'peak', 'small']),
 )  # fmt: skip
 def test_the_schema_accepts_the_quantities_that_are_read(text, kind):
-    properties = {
-        **document.json_schema(Paper)['properties'],
-        'side': document.json_schema(Square)['properties']['side'],
-    }
-    properties |= {'small': properties['sizes']['additionalProperties']}
-    pattern = next(one['pattern'] for one in [properties[kind], *properties[kind].get('anyOf', [])] if 'pattern' in one)
+    schema = PROPERTIES[kind]
+    pattern = next(one['pattern'] for one in [schema, *schema.get('anyOf', [])] if 'pattern' in one)
     name = {'side': 'time', 'rate': 'rate', 'peak': 'flops', 'small': 'size'}[kind]
     try:
         read_as = parse(text, name)

@@ -10,7 +10,7 @@ import pytest
 from engine_check import check
 from engine_oracle import Oracle
 from engine_programs import make_sample, role_of
-from every import draws, some
+from every import EVERY, draws, some
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 from plain_costs import plain_costs
@@ -27,7 +27,7 @@ from simpar.predict import EFFECTS
 from simpar.program import OpClass, Partition, Program
 from simpar.units import GRID
 
-PROGRAMS, PART = 200, 200
+PROGRAMS, PART = (200 if EVERY == 1 else 100), 100
 LEAST = 2
 """Programs of a part in which each thing happens."""
 HAPPENS = (
@@ -44,8 +44,8 @@ HAPPENS = (
 def test_random_programs_are_the_same_on_every_engine(first):
     total = Counter()
     for seed in range(first, first + PART):
-        # Fractions take as long as all engines.
-        happened, _ = check(make_sample(seed), exact=seed % 2 == 0)
+        # Fractions take longer than all engines.
+        happened, _ = check(make_sample(seed), exact=seed % 4 == 0)
         total += happened
     assert total['programs'] == PART
     assert {name: total[name] for name in HAPPENS if total[name] < LEAST} == {}
@@ -75,9 +75,12 @@ PLANS = {
 
 @pytest.mark.parametrize(('profile', 'plan'), some(product(('h100-sxm-8', 'ascend910a-8'), PLANS), 2))
 def test_lowered_plans_have_the_spans_of_the_reference_with_any_effects(profile, plan, monkeypatch):
+    """Each plan with other effects, and with all of them."""
     hardware = cluster(load_profile(profile), nodes=2)
     program = lower(WORKLOAD, PLANS[plan], 16)
-    states = [price(program, hardware, effects) for _, effects in EFFECTS]
+    first, last = 3 * [*PLANS].index(plan) % (len(EFFECTS) - 1), len(EFFECTS) - 1
+    effects = EFFECTS if EVERY == 1 else (EFFECTS[first], EFFECTS[last])
+    states = [price(program, hardware, one) for _, one in effects]
     slow = [simulate(program, costs, engine='simpy') for costs in states]
     monkeypatch.setattr(reference, 'run', None)
     for costs, expected in zip(states, slow, strict=True):

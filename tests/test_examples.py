@@ -3,24 +3,25 @@
 import time
 
 import pytest
-from every import some
+from every import EVERY, some
 from example_sweeps import ROOT, answer
 
 from simpar import load_case
 
 EXAMPLES = ROOT / 'examples'
 H100, ASCEND, PAYS = 'transformer_h100_7b.yaml', 'transformer_910b_7b.yaml', 'when_sharding_pays.yaml'
+LEVEL = {H100: 'plan.zero', ASCEND: 'plan.hsdp'}
 SECONDS = 60
 """A sweep takes 4 to 8 alone; this holds on a busy machine."""
 
 
-def by_choices(name, *sets):
+def by_choices(name, sweeps=(), sets=()):
     """Rows of a table by level, recomputation and fusion."""
     begin = time.process_time()
-    found = answer(f'examples/{name}', (), sets)
+    found = answer(f'examples/{name}', sweeps, sets)
     assert time.process_time() - begin < SECONDS
     rows = [(*map(str, result.settings.values()), result.outcome) for result in found.results]
-    assert found.keys == (f'plan.{"zero" if name == H100 else "hsdp"}', 'plan.recompute', 'plan.fusion')
+    assert found.keys == (LEVEL[name], 'plan.recompute', 'plan.fusion')
     return {tuple(row[:3]): row[3] for row in rows}
 
 
@@ -32,8 +33,10 @@ def table(request):
 
 @pytest.fixture(scope='module', params=some([H100, ASCEND], 2))
 def devices(request):
-    """What devices alone do, in the same plans."""
-    return by_choices(request.param, 'cluster.stack=none')
+    """What devices alone do, in the same plans, or in the first and the last of them."""
+    few = f'{LEVEL[request.param]}={"0,3" if request.param == H100 else "off,level3"}', 'plan.recompute=none,full'
+    sweeps = () if EVERY == 1 else (*few, 'plan.fusion=layer,auto,all')
+    return by_choices(request.param, sweeps, ('cluster.stack=none',))
 
 
 def parts(table):

@@ -1,6 +1,7 @@
 """The stack of the executor itself: the kernels that it launches on CUDA, counted by dry runs."""
 
-from executor_counts import LAUNCHES, STACK, counts, lines
+from every import EVERY, some
+from executor_counts import CASES, LAUNCHES, STACK, counts, lines
 from tables import load_tree
 
 from executor.virtual.dry_run import dry_run
@@ -12,7 +13,12 @@ SCHEDULE = load_tree(__file__, 'SCHEDULE')
 
 def test_the_stack_says_what_a_dry_run_launches():
     written = STACK.read_text(encoding='utf-8').partition(LAUNCHES)[2].splitlines()
-    assert written == list(lines(counts()))
+    if EVERY == 1:
+        assert written == list(lines(counts()))
+    else:
+        found = list(lines(counts(some(CASES, 2))))
+        assert len(found) > 0.8 * len(written)
+        assert set(found) <= set(written)
 
 
 def test_a_prediction_and_a_run_have_the_fused_kernels_of_the_one_table():

@@ -19,6 +19,7 @@ from simpar.importing.mindspore import plan_of
 from simpar.importing.read import imported
 from tests.prove_round_trip import Plan, returned
 
+pytestmark = pytest.mark.usefixtures('one_session')
 SIGNATURES = {
     'pipeline': {'stages', 'output_broadcast', 'interleave', 'scheduler'},
     'hsdp': {'shard_size', 'threshold', 'optimizer_level'},

@@ -8,6 +8,8 @@ from field_score import FILES, files
 
 from tests.prove_round_trip import of_field, returned
 
+pytestmark = pytest.mark.usefixtures('one_session')
+
 
 def test_each_recorded_file_has_its_commit_and_settings():
     rows = files()

@@ -4,7 +4,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-from tests.code_lines import syntax
+from tests.code_lines import nodes, syntax
 
 ROOT = Path(__file__).parent.parent
 FLOORS = [
@@ -40,7 +40,7 @@ KNOWN = set(map(dotted, FILES))
 def imported(path: Path) -> set[str]:
     """Dotted names of all modules that a file imports, also inside functions."""
     names = set()
-    for node in ast.walk(syntax(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from every import some
-from trains import trains
+from trains import ONCE, trains
 
 from simpar import Plan, load_schedule
 from simpar.errors import Infeasible, ScheduleError
@@ -48,7 +48,7 @@ def workload(model, **more):
     ],
 )  # fmt: skip
 def test_it_trains_as_the_unsharded_model(model, plan):
-    trains(workload(MODELS[model]), *ONE_STAGE[plan])
+    trains(workload(MODELS[model]), *ONE_STAGE[plan], steps=ONCE)
 
 
 STAGES = {
@@ -65,7 +65,7 @@ STAGES = {
 @pytest.mark.parametrize('stages', some(STAGES, 2))
 def test_a_pipeline_trains_it_as_the_unsharded_model(stages):
     model, plan, ranks = STAGES[stages]
-    trains(workload(model), plan, ranks)
+    trains(workload(model), plan, ranks, steps=ONCE)
 
 
 def test_a_plan_that_counts_a_module_lays_it_where_it_says():

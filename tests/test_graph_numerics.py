@@ -153,7 +153,7 @@ def test_a_gradient_of_one_reader_that_is_left_out_is_found():
     for op in sums:
         for part in op.reads:
             with pytest.raises(NumericsWrong):
-                check(change_ops(program, op.name, reads=(part, part)), workload, Plan())
+                check(change_ops(program, op.name, reads=(part, part)), workload, Plan(), steps=1)
 
 
 def other_axis(program, op):
@@ -179,7 +179,7 @@ def test_a_step_along_another_axis_is_found_out(kind):
             if wrong is not None:
                 ops = tuple(wrong if other is op else other for other in program.op_classes)
                 with pytest.raises((NumericsWrong, ProgramError)):
-                    check(program.replace(op_classes=ops), workload, plan)
+                    check(program.replace(op_classes=ops), workload, plan, steps=1)
                 return
     raise AssertionError(f'no case has {kind}')
 

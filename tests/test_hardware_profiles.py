@@ -169,25 +169,7 @@ def test_a_shaped_net_replaces_links_and_the_curves_of_another():
 
 
 # Broken profiles: (what to replace in cpu-gloo's text, by what, what the problem must say). Each names file and line.
-BROKEN = {
-    'bare number': ('value: 8 GB', 'value: 8', 'device.memory.size.value: not a quantity of size'),
-    'no unit of rates': ('value: 2.3 GB/s', 'value: 2.3 GBps', 'bandwidth.value: unknown unit'),
-    'nothing a second': ('value: 2.3 GB/s', 'value: 0 GB/s', 'bandwidth.value: a rate of nothing'),
-    'negative time': ('value: 150 us', 'value: -150 us', 'latency.value: not a quantity of time'),
-    'share above one': ('value: 0.7,', 'value: 1.7,', 'memory.share.value: too large'),
-    'no source': (', source: "a generic machine"', '', 'device.memory.size.source: missing'),
-    'no grade': ('source: "a generic machine", grade: estimate', 'source: "a generic machine"', 'size.grade: missing'),
-    'unknown grade': ('machine", grade: estimate', 'machine", grade: guess', 'size.grade: unknown value'),
-    'unknown way across': ('across: flat', 'across: round', 'library.across: unknown value'),
-    'unknown algorithm': ('{2: ring}', '{2: rings}', 'algorithm.2: unknown value'),
-    'no algorithm': ('{2: ring}', '{}', 'links.0.algorithm: too short'),
-    'unknown per': ('per: device', 'per: rack', 'links.0.per: unknown value'),
-    'a link of one': ('devices: 0', 'devices: 1', 'links.0.devices: a link of one device'),
-    'mode without a time': ('mode: eager', 'mode: graph', 'host.mode: graph has no time in issue'),
-    'table that is not there': ('format: 1\n', TABLE := 'format: 1\ntables: {matmul: {file: a.csv, dtype: fp32, '
-                                'source: "a test", grade: measured}}\n', 'tables.matmul.file: no such file'),
-    'unknown table': ('format: 1\n', TABLE.replace('matmul', 'softmax'), 'tables.softmax: unknown key'),
-}  # fmt: skip
+BROKEN = load_table(__file__, 'BROKEN')
 
 
 @pytest.mark.parametrize('case', BROKEN)

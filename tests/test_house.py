@@ -1,13 +1,13 @@
 """The house stays one that a reader can hold: its files and functions, no state in module globals, no private API."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.code_lines import FUNCTION_AT_MOST, LINES_AT_MOST, PRODUCT, ROOT, syntax
+from tests.code_lines import FUNCTION_AT_MOST, LINES_AT_MOST, PRODUCT, ROOT, nodes
 
 PATHS = sorted(path for top in PRODUCT for path in (ROOT / top).rglob('*.py'))
 CHANGES = {'append', 'extend', 'insert', 'add', 'update', 'pop', 'popitem', 'clear', 'setdefault', 'remove', 'discard'}
@@ -28,20 +28,22 @@ MEMOS = 40
 
 
 @cache
-def modules() -> list[tuple[Path, ast.Module]]:
-    return [(path.relative_to(ROOT), syntax(path)) for path in PATHS]
+def modules() -> list[tuple[Path, tuple[ast.AST, ...]]]:
+    """Paths and all nodes of the product."""
+    return [(path.relative_to(ROOT), nodes(path)) for path in PATHS]
 
 
-def state_of(tree: ast.Module) -> Iterator[str]:
-    """Names at the top of a module that some code of it changes, or that hold what is made to be changed."""
-    names = set()
+def state_of(every: Sequence[ast.AST]) -> Iterator[str]:
+    """Of the nodes of a module, itself first: names at its top that are changed, or hold what is made to be."""
+    tree, names = every[0], set()
+    assert isinstance(tree, ast.Module)
     for node in tree.body:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names |= {one.id for one in targets if isinstance(one, ast.Name)}
             if isinstance(node.value, ast.Call) and _name(node.value.func) in HOLDERS:
                 yield f'line {node.lineno}: {_name(node.value.func)}'
-    for function in ast.walk(tree):
+    for function in every:
         if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         inside = list(ast.walk(function))
@@ -68,7 +70,7 @@ def _name(node: ast.expr) -> str:
 
 
 def test_no_module_has_state():
-    found = [f'{path}: {what}' for path, tree in modules() for what in state_of(tree)]
+    found = [f'{path}: {what}' for path, every in modules() for what in state_of(every)]
     assert not found, '\n'.join(found)
 
 
@@ -82,14 +84,14 @@ def test_no_module_has_state():
     ],
 )
 def test_state_is_found_where_there_is_some(text, what):
-    assert list(state_of(ast.parse(text))) == [what]
+    assert list(state_of([*ast.walk(ast.parse(text))])) == [what]
 
 
 def test_few_functions_remember_and_none_of_them_a_file():
     memos = [
         f'{path}:{node.lineno} {node.name}'
-        for path, tree in modules()
-        for node in ast.walk(tree)
+        for path, every in modules()
+        for node in every
         if isinstance(node, ast.FunctionDef)
         and any(
             _name(one.func if isinstance(one, ast.Call) else one) in ('cache', 'lru_cache')
@@ -101,8 +103,8 @@ def test_few_functions_remember_and_none_of_them_a_file():
 
 def test_no_private_name_of_another_package_is_used():
     found = []
-    for path, tree in modules():
-        for node in ast.walk(tree):
+    for path, every in modules():
+        for node in every:
             if isinstance(node, ast.Import):
                 found += [f'{path}: {alias.name}' for alias in node.names if _is_private(alias.name)]
             elif isinstance(node, ast.ImportFrom) and (node.module or '').split('.')[0] not in PRODUCT:
@@ -122,8 +124,8 @@ def test_files_and_functions_are_of_natural_length():
     long = [f'{path}: {count} lines' for path, count in lines.items() if count > LINES_AT_MOST]
     long += [
         f'{path}: {node.name} has {length} lines'
-        for path, tree in modules()
-        for node in ast.walk(tree)
+        for path, every in modules()
+        for node in every
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and (length := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_AT_MOST
     ]

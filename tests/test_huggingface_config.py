@@ -83,42 +83,8 @@ def test_what_is_written_again_needs_no_config(tmp_path, put):
 
 
 @pytest.mark.parametrize(
-    ('changes', 'model'),
-    [
-        ({'num_key_value_heads': 'absent'}, {'key_value_heads': 4}),
-        ({'head_dim': 16}, {'head_width': 16}),
-        ({'attention_bias': True, 'mlp_bias': True}, {'bias': ('qkv', 'proj', 'ffn')}),
-        ({'hidden_act': 'gelu_pytorch_tanh'}, {'activation': 'geglu_tanh'}),
-        ({'rope_scaling': {'type': 'linear', 'factor': 8}}, {'rope_scaling': (8.0,)}),
-        ({'rope_scaling': {'rope_type': 'default'}}, {'rope_scaling': ()}),
-        ({'model_type': 'phi3', 'rope_parameters': {'rope_type': 'linear', 'factor': 2.0, 'rope_theta': 7.0,
-                                                    'partial_rotary_factor': 0.5}},
-         {'rope_scaling': (2.0,), 'rope_theta': 7.0, 'rotary_share': 0.5}),
-        # The older mapping goes before the newer, and a base in it before that of the config.
-        ({'rope_scaling': {'rope_type': 'linear', 'factor': 8, 'rope_theta': 9.0}, 'rope_theta': 5.0,
-          'rope_parameters': {'rope_type': 'default', 'rope_theta': 7.0}}, {'rope_scaling': (8.0,), 'rope_theta': 9.0}),
-        ({'model_type': 'qwen2', 'head_dim': 16}, {'head_width': 16}),
-        ({'model_type': 'mistral', 'sliding_window': None}, {'window': 0}),
-        ({'model_type': 'mistral', 'sliding_window': 8}, {'window': 8}),
-        ({'model_type': 'qwen2', 'use_sliding_window': True, 'sliding_window': 8, 'max_window_layers': 3},
-         {'window': (0, 0, 0, 8)}),
-        ({'model_type': 'qwen2', 'sliding_window': 8}, {'window': 0, 'bias': ('qkv',)}),
-        ({'model_type': 'qwen3', 'head_dim': 8}, {'qk_norm': True}),
-        ({'model_type': 'gemma2', 'sliding_window': 8}, {'window': (8, 0), 'post_norms': True, 'tied': True}),
-        # factor, original positions, fast, slow, and 1 + 0.1 · ln 4.
-        ({'rope_scaling': {'type': 'yarn', 'factor': 4, 'original_max_position_embeddings': 32}},
-         {'rope_scaling': (4.0, 32.0, 32.0, 1.0, 1.138629436111989)}),
-        ({'model_type': 'deepseek_v2', 'first_k_dense_replace': 4, 'num_key_value_heads': None, 'q_lora_rank': None},
-         {'kv_lora_rank': 512, 'q_lora_rank': 0, 'rope_interleaved': True, 'head_width': 192, 'v_head_dim': 128}),
-        ({'rope_scaling': {'type': 'dynamic', 'factor': 2}, 'max_position_embeddings': 16},
-         {'rope_scaling': (2.0, 16.0)}),
-        # √(1 + ln 32 / ln 4096) of 131,072 positions of 4,096, as Phi-3 with 128k.
-        ({'model_type': 'phi3', 'max_position_embeddings': 131072,
-          'rope_scaling': {'type': 'longrope', 'short_factor': [1, 1, 1, 1.5], 'long_factor': [2, 3, 4, 5]}},
-         {'rope_scaling': (), 'longrope': ((1, 1, 1, 1.5), (2, 3, 4, 5), 4096, 1.1902380714238083)}),
-        ({'model_type': 'phi', 'partial_rotary_factor': 0.5}, {'parallel': True, 'rotary_share': 0.5}),
-    ],
-)  # fmt: skip
+    ('changes', 'model'), load_table(__file__, 'test_keys_of_a_config_become_keys_of_a_transformer')
+)
 def test_keys_of_a_config_become_keys_of_a_transformer(changes, model, tmp_path):
     found = {name: getattr(model_of(tmp_path, **changes), name) for name in model}
     assert {name: astuple(one) if isinstance(one, LongRope) else one for name, one in found.items()} == model

@@ -1,12 +1,12 @@
 """Files of other launchers become schedules: what bash would hand on, sizes that were published, nothing left out."""
 
-import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from docs_tables import schedule_table_keys
+from every import EVERY
 from launch_sources import FOLDER, MODEL, SOURCES, given_beside, model_beside
 from tables import load_table
 
@@ -202,27 +202,7 @@ def test_modules_that_are_recomputed_are_patterns_of_their_operators(modules, tm
     assert plan_of(tmp_path, flags, sizes).recompute == recompute
 
 
-LAYERS = {
-    # Embedding and loss count as layers; layouts of E, layers t and L; blocks of each chunk.
-    '--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split': ((1, 2, 2, 1), 0, 'none'),
-    '--pipeline-model-parallel-layout "Ett|(t|)*2ttL"': ((2, 1, 1, 2), 0, 'none'),
-    '--pipeline-model-parallel-layout "Et|(t|)*4(|)*2tL"': ((1, 1, 1, 1, 1, 0, 0, 1), 2, 'none'),
-    # Modules of further tokens count where the model has them: before the stage of the loss, or with it.
-    '--untie-embeddings-and-output-weights --position-embedding-type rope --mtp-num-layers 1 '
-    '--pipeline-model-parallel-layout "Et*3|tt|tm|L"': ((3, 2, 2, 0), 0, 'none'),
-    '--position-embedding-type rope --mtp-num-layers 1 --recompute-granularity full --recompute-method block '
-    '--recompute-num-layers 2 --pipeline-model-parallel-layout "Et*3|tt||tmL"': (
-        (3, 2, 0, 2), 0, ('layer0.*', 'layer1.*', 'layer3.*', 'layer4.*', 'layer5.*'),
-    ),
-    # Those of a rank, in the chunks that it has.
-    '--decoder-last-pipeline-num-layers 0 --decoder-first-pipeline-num-layers 3': ((3, 1, 1, 1), 0, 'none'),
-    '--num-virtual-stages-per-pipeline-rank 2 --num-layers 16 --decoder-first-pipeline-num-layers 2 '
-    '--decoder-last-pipeline-num-layers 6': ((1, 2, 2, 3, 1, 2, 2, 3), 2, 'none'),
-    '--recompute-granularity full --recompute-method block --recompute-num-layers 1 '
-    '--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split': (
-        (1, 2, 2, 1), 0, ('layer0.*', 'layer1.*', 'layer3.*', 'layer5.*'),
-    ),
-}  # fmt: skip
+LAYERS = load_table(__file__, 'LAYERS')
 
 
 @pytest.mark.parametrize('flags', LAYERS)
@@ -318,24 +298,7 @@ def test_a_script_of_bigscience_has_its_cluster_its_age_and_its_framework(tmp_pa
 DEEPSPEED_RUN = 'deepspeed --num_nodes 4 --num_gpus 8 pretrain_gpt.py --deepspeed --deepspeed_config ds.json'
 LLAMA_7B = '--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --vocab-size 32000 --bf16 '
 LLAMA_7B += '--micro-batch-size 1 --global-batch-size 64 --swiglu --ffn-hidden-size 11008 --disable-bias-linear'
-OF_DEEPSPEED = {
-    # As arguments.py of deepspeedai/Megatron-DeepSpeed has them: flags, and keys of the schedule.
-    '--normalization rmsnorm --num-key-value-heads 8 --use-rotary-position-embeddings --no-pipeline-parallel '
-    '--zero-stage 3': {
-        'workload.transformer.norm': 'rms_norm', 'workload.transformer.kv_heads': 8, 'plan.zero': 3,
-        'plan.micro_batches': 2, 'workload.transformer.position': 'rotary',
-    },
-    '--num-experts 64 --moe-expert-parallel-size 16 --moe-loss-coeff 0.01': {
-        'plan.expert': 16, 'workload.transformer.experts.every': 2, 'workload.transformer.experts.top_k': 1,
-        'workload.transformer.experts.aux_loss': 0.01,
-    },
-    '--num-experts 1': {'workload.transformer.experts.count': None},
-    # BF16_Optimizer shards states in a pipeline, whatever the stage of ZeRO.
-    '--pipeline-model-parallel-size 8 --enable-zbh1-pipeline': {'plan.order': 'zb-h1', 'plan.zero': 1},
-    '--ds-sequence-parallel-size 4 --attention-head-type multiquery': {
-        'plan.context': 4, 'plan.context_kind': 'all_to_all', 'workload.transformer.kv_heads': 1,
-    },
-}  # fmt: skip
+OF_DEEPSPEED = load_table(__file__, 'OF_DEEPSPEED')
 
 
 @pytest.mark.parametrize('flags', OF_DEEPSPEED)
@@ -498,36 +461,36 @@ def test_every_plan_that_init_compares_is_a_schedule(name):
         assert first.text().count('#') >= 10
 
 
-def test_init_proposes_the_fastest_of_the_plans_that_it_compares(tmp_path, capsys, printed):
+def test_init_proposes_the_fastest_of_the_plans_that_it_compares(tmp_path, printed):
     """Of 13 billion weights on two servers; where RoCE is slow, gathers take longer than messages within a node."""
     out = tmp_path / 'first.yaml'
     asked = ['--cluster', 'ascend910b-8', '--nodes', '2', '--sequence', '4096', '--output', str(out)]
     printed('init', '--model', 'llama2-13b', *asked)
 
     def step(*settings):
-        cli.main(['run', str(out), '--json', *(f'--set={one}' for one in settings)])
-        return json.loads(capsys.readouterr().out)
+        return load_case(out, ['against={}', *settings]).predict(tell=False)
 
     best = step()
-    assert best['fits']
+    assert best.fits
     lines = [line for line in out.read_text().splitlines() if line.startswith('# Compared: ')]
     assert len(lines) >= 3
     # What it draws on from few micro-batches is what all of them take.
-    assert parse(lines[0].rpartition(': ')[2].removesuffix(' a step'), 'time') == pytest.approx(best['step'], rel=0.02)
+    assert parse(lines[0].rpartition(': ')[2].removesuffix(' a step'), 'time') == pytest.approx(best.step, rel=0.02)
     shards = ('plan.data=16', 'plan.tensor=1', 'plan.pipeline=1', 'plan.zero=3', 'plan.micro_batches=4')
     node = ('plan.data=2', 'plan.tensor=8', 'plan.pipeline=1', 'plan.zero=1', 'plan.micro_batches=32')
     plans = (('plan.sequence_parallel=false', *shards), ('plan.sequence_parallel=true', *node))
-    assert all(step(*plan)['step'] >= best['step'] for plan in plans)
-    gathered, within = (step(*plan, 'cluster.links.roce=0.1')['step'] for plan in plans)
+    assert all(step(*plan).step >= best.step for plan in plans)
+    gathered, within = (step(*plan, 'cluster.links.roce=0.1').step for plan in plans)
     assert gathered > 1.15 * within
 
 
-def test_a_first_schedule_with_experts_fits(tmp_path, json_of, printed):
+def test_a_first_schedule_with_experts_fits(tmp_path, printed):
     out = tmp_path / 'first.yaml'
     asked = ['--nodes', '2', '--batch', '16', '--sequence', '4096', '--output', str(out)]
     printed('init', '--model', 'mixtral-8x7b', *asked)
-    assert json_of('run', str(out))['fits']
-    assert load_schedule(out).plan.expert > 1
+    case = load_case(out, ['against={}'])
+    assert case.predict(tell=False).fits
+    assert case.plan.expert > 1
 
 
 def test_init_fits_and_reads_a_config(tmp_path, capsys, refused, json_of, monkeypatch):
@@ -632,8 +595,11 @@ def test_memory_that_mindspore_may_not_take_is_reserved(tmp_path, refused):
     assert 'no number of GB' in refused('import', path, '--set', 'max_device_memory=much')
 
 
-# The thousands of slots of GPT-3 take seconds.
-@pytest.mark.parametrize('name', [name for name in SOURCES if 'gpt3' not in name])
+# The thousands of slots of GPT-3 take seconds; so do two other large models, which `make prove NAME=every` takes.
+LARGE = ('gpt3', *([] if EVERY == 1 else ['deepseek3', '405b']))
+
+
+@pytest.mark.parametrize('name', [name for name in SOURCES if not any(one in name for one in LARGE)])
 def test_an_imported_plan_has_a_question_that_can_be_answered(name, tmp_path, capsys):
     """The baseline is a schedule of its own, and differs from the plan."""
     out = tmp_path / 'out.yaml'

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from every import some
 from launch_sources import MODEL
+from tables import load_table, load_tree
 
 from simpar import cli, load_schedule
 from simpar.case import choices, cluster_of, load_case
@@ -42,7 +43,7 @@ def cases(kind):
 
 
 RIGHT, REFUSED = cases('right'), cases('refused')
-LOWERED = some(RIGHT)
+LOWERED = some(RIGHT, 6)
 
 
 BATCH = 'micro_batch_size: 1, global_batch_size: 8, seq_length: 512'
@@ -80,22 +81,7 @@ def test_what_shapes_a_model_or_a_plan_and_is_not_understood_ends_the_import(cas
     assert said in str(error.value)
 
 
-BESIDE = {
-    # What shards a model that is given: files, and keys of their plan.
-    'distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true}\nnum_processes: 16\n'
-    'mixed_precision: bf16\n': {'plan.zero': 3, 'workload.precision': 'bf16', 'cluster.nodes': 2},
-    'distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP, '
-    'fsdp_activation_checkpointing: true}\nnum_processes: 8\n': {
-        'plan.zero': 2, 'plan.recompute': 'full', 'workload.precision': 'fp32',
-    },
-    'distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3, gradient_accumulation_steps: 2}\nnum_processes: 8\n'
-    'mixed_precision: bf16\n': {'plan.zero': 3, 'plan.micro_batches': 2},
-    'model_name_or_path: x\nstage: sft\nfinetuning_type: full\ndeepspeed: examples/ds_z3_config.json\nbf16: true\n'
-    'cutoff_len: 1024\nper_device_train_batch_size: 2\ndevices: 8\n': {
-        'plan.zero': 3, 'workload.sequence': 1024, 'workload.batch': 16, 'plan.recompute': 'full',
-        'workload.clip_norm': 1.0,
-    },
-}  # fmt: skip
+BESIDE = load_table(__file__, 'BESIDE')
 
 
 @pytest.mark.parametrize('text', BESIDE)
@@ -108,42 +94,11 @@ def test_a_file_without_a_model_says_the_plan_of_one_that_is_given(text, tmp_pat
 
 OWN = 'model_name_or_path: x\nstage: sft\nfinetuning_type: full\ndeepspeed: ds.json\nbf16: true\ncutoff_len: 1024\n'
 OWN += 'devices: 8\n'
-SPEEDY = 'distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config: {deepspeed_config_file: ds.json'
 ZERO = '"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": "auto"}'
-AUTO = '"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", '
-AUTO = f'{{{AUTO}"gradient_clipping": "auto", "bf16": {{"enabled": "auto"}}, {ZERO}}}'
 _SHAPE = ('plan.micro_batches', 'workload.batch', 'workload.precision', 'plan.zero', 'plan.shard_threshold')
 # A configuration, the DeepSpeed file that it names, and what both come to: huggingface/transformers 02348331be,
 # integrations/deepspeed.py, fills auto in (10 × hidden numbers of 2 bytes stay whole) and takes no other difference.
-AGREED = {
-    'auto is what the configuration says': (
-        f'{OWN}per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\n', AUTO, (4, 64, 'bf16', 3, '81.92 KB'),
-    ),
-    'auto is the default of the trainer': (OWN, AUTO, (1, 64, 'bf16', 3, '81.92 KB')),
-    'both say the same': (
-        f'{OWN}per_device_train_batch_size: 2\n',
-        f'{{"train_micro_batch_size_per_gpu": 2, "train_batch_size": 16, {ZERO}}}', (1, 16, 'bf16', 3, '81.92 KB'),
-    ),
-    'Accelerate takes all of the file': (
-        f'{SPEEDY}}}\n',
-        (f'{{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, {ZERO}, '
-        '"bf16": {"enabled": true}}'),
-        (2, 32, 'bf16', 3, '81.92 KB'),
-    ),
-    'Accelerate has stage 2 of itself': (
-        ('distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config: {zero3_init_flag: '
-        'false}\n'),
-        '{}', (1, 8, 'bf16', 2, None),
-    ),
-    'weights in bf16 alone beside DeepSpeed are told': (
-        f'{OWN}pure_bf16: true\n'.replace('\nbf16: true', ''), AUTO.replace('stage": 3', 'stage": 1'),
-        (1, 64, 'bf16', 1, None),
-    ),
-    'what is DeepSpeed\'s counts there alone': (
-        f'{SPEEDY}, zero_stage: 3}}\nmixed_precision: bf16\n'.replace('DEEPSPEED', 'MULTI_GPU'), f'{{{ZERO}}}',
-        (1, 8, 'bf16', None, None),
-    ),
-}  # fmt: skip
+AGREED = load_table(__file__, 'AGREED')
 
 
 @pytest.mark.parametrize('case', AGREED)
@@ -156,29 +111,8 @@ def test_a_configuration_and_its_deepspeed_file_come_to_what_the_trainer_takes(c
 
 
 FOUR = f'{OWN}gradient_accumulation_steps: 4\n'
-OF_JSON = f'{SPEED} --zero-stage 1 --deepspeed_config ds.json'
 # What contradicts, and the two places that the error names.
-CONTRADICTED = {
-    'samples': ('a.yaml', f'{OWN}per_device_train_batch_size: 2\n', AUTO.replace('per_gpu": "auto', 'per_gpu": "4'),
-                ('ds.json:1', '2 (', 'a.yaml:8')),
-    'a default': ('a.yaml', OWN, AUTO.replace('steps": "auto', 'steps": "4'), ('ds.json:1', 'is 1 (', 'its default')),
-    'micro-batches': ('a.yaml', FOUR, AUTO.replace('steps": "auto', 'steps": "2'), ('ds.json:1', 'is 4 (', 'a.yaml:8')),
-    'precision': ('a.yaml', OWN, AUTO.replace('"auto"}', 'false}', 1), ('ds.json:1', 'is true (', 'a.yaml:5')),
-    'norms': ('a.yaml', f'{OWN}max_grad_norm: 0.5\n', AUTO.replace('clipping": "auto', 'clipping": "1'),
-              ('ds.json:1', 'is 0.5 (', 'a.yaml:8')),
-    'a batch': ('a.yaml', OWN, AUTO.replace('"train_batch_size": "auto"', '"train_batch_size": 256'),
-                ('ds.json:1', '8 samples × 1 micro-batches × 8 data ranks are 64 (got 256)')),
-    'Accelerate': ('a.yaml', f'{SPEEDY}, zero_stage: 2}}\nmixed_precision: bf16\n', f'{{{ZERO}}}',
-                   ('a.yaml:3: deepspeed_config.zero_stage', 'a.yaml:4: mixed_precision')),
-    'no file': ('a.yaml', f'{SPEEDY}}}\n'.replace('ds.json', 'other.json'), '', ('other.json is not here',)),
-    'a stage': ('a.sh', OF_JSON, '{"zero_optimization": {"stage": 2}}', ('a.sh:1', '2 (', 'ds.json:1')),
-    'samples of flags': ('a.sh', OF_JSON, '{"train_micro_batch_size_per_gpu": 2}', ('a.sh:1', 'is 2 (', 'ds.json:1')),
-    'precision of flags': ('a.sh', OF_JSON, '{"fp16": {"enabled": true}}', ('a.sh:1', 'ds.json:1', 'never beside')),
-    'a here-document': (
-        'a.sh', f'MB=2\ncat <<EOT > x.json\n{{"train_micro_batch_size_per_gpu": $MB}}\nEOT\n{OF_JSON}', '{}',
-        ('a.sh:5', 'is 2 (', 'a.sh:3'),
-    ),
-}  # fmt: skip
+CONTRADICTED = load_table(__file__, 'CONTRADICTED')
 
 
 @pytest.mark.parametrize('case', CONTRADICTED)
@@ -281,18 +215,7 @@ def test_a_name_in_the_words_of_mindspeed_says_the_accelerator(tmp_path, name, p
 
 
 FACTORY = 'stage: sft\nfinetuning_type: lora\nbf16: true\ncutoff_len: 64\ndevices: 8\nper_device_train_batch_size: 1\n'
-ADAPTED = {
-    # Settings of LLaMA-Factory: rank, scale and products of adapters, and what is told not to be modelled.
-    'lora_rank: 16\nlora_target: o_proj,down_proj': ((16, 2.0, ['proj', 'fc2']), ''),
-    'lora_alpha: 4\nlora_target: [o_proj]': ((8, 0.5, ['proj']), ''),
-    'lora_rank: 16\nlora_alpha: 16\nuse_rslora: true\nlora_target: q_proj, k_proj, v_proj': (
-        (16, 4.0, ['qkv']), 'q_proj, k_proj, v_proj have an adapter each',
-    ),
-    'lora_target: all': (
-        (8, 2.0, ['qkv', 'proj', 'fc1', 'fc2']), 'q_proj, k_proj, v_proj and gate_proj, up_proj have an adapter each',
-    ),
-    '': ((8, 2.0, ['qkv', 'proj', 'fc1', 'fc2']), 'have an adapter each'),
-}  # fmt: skip
+ADAPTED = load_tree(__file__, 'ADAPTED')
 
 
 @pytest.mark.parametrize('text', ADAPTED)
@@ -318,18 +241,7 @@ def test_which_modules_are_one_product_hangs_on_the_model(model, apart, tmp_path
     assert 'gate_proj' not in str(made.values.get('gaps', ''))
 
 
-NOT_ADAPTED = {
-    'lora_target: q_proj,v_proj': ('', '--set lora_target=q_proj,v_proj,k_proj'),
-    'lora_target: gate_proj': ('', 'without up_proj'),
-    'lora_target: lm_head': ('', 'adapters of lm_head; known are q_proj'),
-    'lora_rank: 0': ('', 'no rank (got 0)'),
-    'use_dora: true': ('', '--set use_dora=false'),
-    'additional_target: embed_tokens': ('', 'another kind'),
-    'adapter_name_or_path: saves/x': ('', 'a rank and modules of its own'),
-    'lora_target: all': ('mixtral_8x7b', 'adapters of experts; --set lora_target=q_proj,k_proj,v_proj,o_proj'),
-    'lora_target: o_proj': ('deepseek_v2_lite', 'adapters of latent attention'),
-    'lora_target:  all': ('gpt2', 'all: no module of a GPT-2'),
-}  # fmt: skip
+NOT_ADAPTED = load_table(__file__, 'NOT_ADAPTED')
 
 
 @pytest.mark.parametrize('text', NOT_ADAPTED)

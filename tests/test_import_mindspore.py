@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from mindspore_samples import SAMPLES, Sample
+from tables import load_table, load_tree
 
 from simpar.case import load_case
 from simpar.cli import main
@@ -48,17 +49,7 @@ def test_a_tutorial_says_what_its_shipped_example_says(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ('name', 'expected'),
-    [
-        ('multi_copy', {'plan.data': 8, 'workload.batch': 256}),
-        ('multi_copy_context', {'plan.data': 8, 'plan.copies': 2, 'workload.batch': 256}),
-        ('optimizer_parallel', {'plan.data': 8, 'workload.batch': 256}),
-        # 2 samples on each of 8 devices, by the arrays that the generator yields.
-        ('sharding_propagation', {'workload.batch': 16, 'plan.compat': '2.10'}),
-        # 32 on each of the 4 devices of the first stage.
-        ('double_recursive', {'workload.batch': 128, 'plan.dataset': 'data-parallel'}),
-        ('strategies', {'workload.batch': 16, 'plan.dataset': 'full-batch'}),
-    ],
+    ('name', 'expected'), load_table(__file__, 'test_batch_and_degrees_follow_from_the_launcher_s_line')
 )
 def test_batch_and_degrees_follow_from_the_launcher_s_line(name: str, expected: dict[str, Any]) -> None:
     values = read(name)
@@ -131,67 +122,8 @@ def assert_refused(path: Path, line: int, words: str, **given: str) -> None:
     assert any(place == f'{path}:{line}' and words in what for place, what in told), told
 
 
-SET = 'ms.set_auto_parallel_context'
-BEHIND = [
-    (f"{SET}(parallel_mode='dynamic_programming')", 15, 'is not known'),
-    (f'{SET}(new_option=3)', 15, 'new_option is not known (got 3)'),
-    (f'{SET}(dataset_strategy=((2, 1),))', 15, 'by slices'),
-    ('net.two.weight = net.one.weight', 15, 'what is said by .weight'),
-    ('net.one.weight.requires_grad = False', 15, '.requires_grad is not known'),
-    ('for p in net.get_parameters():\n    p.comm_fusion = 2', 16, '.comm_fusion is not'),
-    ('net.one.matmul.recompute()', 15, 'of what .recompute() says something'),
-    ('net.one.set_device("CPU")', 15, '.set_device() of a layer is not known'),
-    ('net.one.add_prim_attr("enable_nd_tp", True)', 15, '.add_prim_attr() of a layer'),
-    ('net.shard(((8, 1),))', 15, 'a shard of this is not read'),
-    ('net.one.recompute(mp_comm_recompute=False)', 15, 'arguments of recompute()'),
-    ('ms.set_algo_parameters(fully_use_devices=True)', 15, 'set_algo_parameters()'),
-    ('ms.set_context(mode=ms.PYNATIVE_MODE)', 15, 'PYNATIVE_MODE'),
-    (f'{SET}(strategy_ckpt_load_file="a")', 15, 'load_file is not'),
-    (f'if FAST:\n    {SET}(pipeline_stages=2)', 15, 'whether this is'),
-    ('ms.reset_auto_parallel_context()', 1, 'stand_alone trains 8 models'),
-    ('net.construct = lambda x: net.one(x)', 15, '.construct is set anew'),
-]
-"""Lines behind ``net = Net()``, the line that is refused, and why."""
-
-
 @pytest.mark.parametrize(
-    ('before', 'after', 'where', 'words'),
-    [
-        ('self.one = nn.Dense(16, 16)', 'self.one = nn.Conv3d(16, 16, 3)', 9, 'nn.Conv3d is no layer that is read'),
-        ('self.two(self.one(x))', 'self.two(self.one(x)[0])', 12, 'what this reads is not known'),
-        ('self.two(self.one(x))', 'self.two(self.one(self.one(x)))', 12, 'one is used twice'),
-        ('self.two(self.one(x))', 'self.two(self.one(x).reshape(2, -1))', 12, '.reshape() of a tensor is not known'),
-        ('self.two(self.one(x))', 'ops.erfinv(self.one(x))', 12, 'erfinv is no layer that is read'),
-        ('return self.two(', 'if x.sum() > 0:\n            x = x\n        return self.two(', 12, 'which branch'),
-        ('return self.two(', 'while True:\n            x = x\n        return self.two(', 12, 'while in a network'),
-        ('nn.MSELoss()', 'None', 1, 'no loss of nn was found'),
-        ('.batch(8)', '', 1, 'no batch of a dataset was found'),
-        ('nn.Momentum(net.trainable_params(), 0.1, 0.9)', 'None', 1, 'no optimizer of nn was found'),
-        ('self.one = nn.Dense(16, 16)', 'self.one = nn.Dense(WIDTH, 16)', 9, 'is no number that the script says'),
-        ('return self.two(self.one(x))', 'return x, self.one(x)', 6, 'what the network returns'),
-        # What would change the model or the plan without a word.
-        ('return self.two(self.one(x))', 'y = self.two(x)\n        return self.one(x)', 12, 'nothing reads'),
-        ('nn.Dense(16, 16)', 'nn.Dense(16, 16, activation=nn.Tanh())', 9, 'this activation is not read'),
-        ('nn.Dense(16, 16)', 'nn.Dense(16, 16, dtype=ms.float16)', 9, 'dtype float16 is not read'),
-        ('nn.Dense(16, 16)', 'nn.Dense(16, 16).to_float(ms.float16)', 9, 'another precision of a part'),
-        ('self.two(self.one(x))', 'ops.matmul(self.two.weight, self.one(x))', 12, 'what this product multiplies'),
-        ('self.two(self.one(x))', 'ops.MatMul(transpose_a=True)(self.one(x), self.two)', 12, 'what this product'),
-        ('self.two(self.one(x))', 'self.two(self.one(x) - 1)', 12, 'this arithmetic of tensors'),
-        ('self.one = nn', 'for i in range(DEPTH):\n            self.one = nn', 9, 'over what this loop goes'),
-        ('self.one = nn', 'if DEEP:\n            self.one = nn', 9, 'whether this is done is not known'),
-        ('net = Net()', 'net = nn.GradAccumulationCell(nn.GradAccumulationCell(Net(), 2), 2)', 14, 'is called twice'),
-        ('net.trainable_params()', 'list(net.trainable_params())[:1]', 15, 'which weights are updated'),
-        ('0.1, 0.9)', '0.1, 0.9), boost_level="O1"', 15, 'boost_level of Model is not read'),
-        ('nn.Momentum(', 'nn.Lamb(', 15, 'Lamb is not read'),
-        ('.batch(8))', '.batch(8 if FAST else 4))', 16, 'the batch is no number'),
-        ('return self.two(self.one(x))', 'with ms.no_grad():\n            return self.two(x)', 12, 'with in a network'),
-        ('net = Net()', 'Net.construct = lambda self, x: self.one(x)\nnet = Net()', 14, '.construct is set anew'),
-        ('net = Net()', 'exec("ms.set_auto_parallel_context(pipeline_stages=2)")\nnet = Net()', 14, 'what exec() does'),
-        ('net.trainable_params()', 'net.one.trainable_params()', 15, 'which weights are updated'),
-        ('.batch(8))', '.batch(8).batch(4))', 16, 'the batch is no number'),
-        *(('net = Net()', f'net = Net()\n{line}', where, words) for line, where, words in BEHIND),
-        ('model.train(1, ds', 'model.eval(ds', 16, 'evaluates and does not train'),
-    ],
+    ('before', 'after', 'where', 'words'), load_table(__file__, 'test_what_is_not_understood_is_refused_by_its_line')
 )
 def test_what_is_not_understood_is_refused_by_its_line(
     tmp_path: Path, before: str, after: str, where: int, words: str
@@ -303,27 +235,9 @@ def test_layers_that_a_loop_puts_into_a_list_all_count(tmp_path: Path) -> None:
     assert (values['plan.pipeline'], values['plan.micro_batches'], values['workload.batch']) == (2, 4, 32)
 
 
-GROUPS = '{"optimizer_weight_shard_size": 4}'
-SIZES = '{"allreduce": {"mode": "size", "config": 8}}'
-
-
 @pytest.mark.parametrize(
-    ('before', 'after', 'key', 'expected'),
-    [
-        ('net = Net()', f'net = Net()\n{SET}(enable_parallel_optimizer=True, parallel_optimizer_config={GROUPS})',
-         'plan.shard_group', 4),
-        ('net = Net()', f'net = Net()\n{SET}(comm_fusion={SIZES})', 'plan.fusion', '8 MiB'),
-        ('Momentum(net.trainable_params(), 0.1, 0.9)', 'SGD(net.trainable_params(), 0.1, momentum=0.9)',
-         'workload.optimizer.momentum', {'learning_rate': 0.1, 'momentum': 0.9}),
-        ('nn.MSELoss()', 'nn.MSELoss(reduction="sum")', 'gaps', ['MSELoss reduction sum (the loss is as without it)']),
-        ('.batch(8)', '.batch(ms.communication.get_group_size())', 'workload.batch', 64),
-        ('net = Net()', (f'import functools\nmode = functools.partial({SET}, enable_parallel_optimizer=True)\nmode()\n'
-         'net = Net()'), 'plan.hsdp', 'level1'),
-        ('net = Net()', ('def twice(of):\n    return lambda: nn.MicroBatchInterleaved(of(), 2)\n@twice\n'
-         'def make():\n    return Net()\nnet = make()'), 'plan.copies', 2),
-        ('model.train(1, ds', 'tests = ds.MnistDataset("t").batch(16)\nmodel.train(1, ds', 'workload.batch', 64),
-    ],
-)  # fmt: skip
+    ('before', 'after', 'key', 'expected'), load_tree(__file__, 'test_what_is_said_otherwise_is_read')
+)
 def test_what_is_said_otherwise_is_read(tmp_path: Path, before: str, after: str, key: str, expected: Any) -> None:
     text = HEAD + NET + TAIL
     assert before in text
@@ -356,18 +270,7 @@ net = make()"""
 
 
 @pytest.mark.parametrize(
-    ('body', 'width'),
-    [
-        ('def wider():\n    global W\n    if WIDE:\n        W = 64\nwider()', 0),
-        ('def wider():\n    global W\n    W = 64\nif WIDE:\n    wider()', 0),
-        ('sizes = {"w": 8}\nif WIDE:\n    sizes["w"] = 64\nW = sizes["w"]', 0),
-        ('sizes = {"w": 8}\nif WIDE:\n    sizes.update({"w": 64})\nW = sizes["w"]', 0),
-        ('sizes = {"w": 8}\nfor i in range(3):\n    sizes["w"] *= 2\nW = sizes["w"]', 64),
-        ('def wider():\n    global W\n    for i in range(3):\n        W *= 2\nwider()', 64),
-        ('def wider():\n    for i in range(3):\n        global W\n        W = 64\n    more = 1\nwider()', 64),
-        ('logs = {}\nif WIDE:\n    logs["at"] = id(logs)\nW = sum([2, 4])', 6),
-        ('W = sum([2, 4], 8)', 0),
-    ],
+    ('body', 'width'), load_table(__file__, 'test_what_outlives_a_branch_or_a_loop_is_known_or_refused')
 )
 def test_what_outlives_a_branch_or_a_loop_is_known_or_refused(tmp_path: Path, body: str, width: int) -> None:
     """Names of the module, and elements of a dict; each width is what Python makes of it."""

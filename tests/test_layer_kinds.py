@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 from every import some
-from trains import trains
+from trains import ONCE, trains
 
 from simpar import Plan, cluster, load_profile
 from simpar.cost.compute import DeviceCompute
@@ -66,7 +66,7 @@ def sums(program):
 )
 def test_a_reduction_of_slices_is_that_of_the_whole(cuts, keys, plan):
     workload = reduction(cuts, **keys)
-    trains(workload, plan, 8, steps=2)
+    trains(workload, plan, 8, steps=ONCE)
 
 
 # Convolutions
@@ -93,7 +93,7 @@ def test_a_classifier_of_images_trains_as_the_unsharded_model_and_learns(plan):
     from executor.inprocess import InProcess
 
     workload = classifier()
-    program = trains(workload, plan, 4, steps=2)
+    program = trains(workload, plan, 4, steps=ONCE)
     losses = InProcess(program).run(12).losses
     assert losses[-1] < 0.6 * losses[0]
 
@@ -179,7 +179,7 @@ def test_a_searched_network_trains_as_the_unsharded_one(search, compat):
         workload = replace(workload, model=replace(workload.model, layers=tuple(layers)))
     found = find_strategies(workload, Plan(search=search, compat=compat), EIGHT)
     assert set(layer_names(workload.model)) - {'flat'} <= set(found.origins)
-    trains(found.workload, found.plan, 8)
+    trains(found.workload, found.plan, 8, steps=ONCE)
 
 
 @pytest.mark.parametrize('compat', ['2.0', '2.10'])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from trains import trains
+from trains import ONCE, trains
 
 from executor.draws import batch_of
 from executor.reference import Reference
@@ -82,7 +82,7 @@ def test_the_reference_of_a_block_trains_as_torchs_own_modules():
 def test_in_megatrons_layout_it_has_two_sums_and_gate_and_up_meet_where_they_lie(data, tensor):
     """Behind o and down, and twice in the backward; the halves of the gate are cut alike."""
     workload, plan = with_degrees(block(), data, tensor), Plan(dataset='full-batch')
-    program = trains(workload, plan, data * tensor, steps=2)
+    program = trains(workload, plan, data * tensor, steps=ONCE)
     for phase in 'FI':
         found = [op for op in program.op_classes if op.kind == 'collective' and op.phase == phase]
         assert [op.operator for op in found] == ['all_reduce'] * (2 * (tensor > 1))
@@ -101,4 +101,4 @@ def test_a_searched_block_trains_as_the_unsharded_one(search):
     eight = cluster(load_profile('h100-sxm-8'), devices=8)
     found = find_strategies(workload, Plan(search=search, dataset='full-batch'), eight)
     assert {'layer0_norm1', 'layer1_gated', 'layer0_silu'} <= set(found.origins)
-    trains(found.workload, found.plan, 8)
+    trains(found.workload, found.plan, 8, steps=ONCE)

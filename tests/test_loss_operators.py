@@ -11,7 +11,7 @@ from combined_cases import combined_case
 from every import some
 from mindspore_networks import tuples
 from test_resolve_strategies import CASES, workload_of
-from trains import trains
+from trains import ONCE, trains
 
 from simpar import Plan, Transformer, Workload, cluster, load_profile
 from simpar.errors import Infeasible
@@ -172,7 +172,7 @@ def test_a_transformer_has_its_loss_in_operators_too():
     model = Transformer(layers=1, hidden=8, heads=2, vocab=16, sequence=4, init_std=0.3)
     workload = Workload(model=model, batch=8, loss_operators='mindspore-2.10')
     for plan in (Plan(data=4), Plan(tensor=2, data=2, copies=2), Plan(pipeline=2, micro_batches=2, stages=(1, 0))):
-        trains(workload, plan, 4)
+        trains(workload, plan, 4, steps=ONCE)
 
 
 # The loss summed over ranks for display: which ranks have the sum, where it stands, and that it is the loss

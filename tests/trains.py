@@ -1,6 +1,11 @@
 """A plan that trains: its program is valid, and computes what the unsharded model computes."""
 
+from every import EVERY
+
 from simpar.lower import lower
+
+ONCE = 2 if EVERY == 1 else 1
+"""Steps where the model or its layout is in question: what a second step brings, tests of optimizers train."""
 
 
 def trains(workload, plan, ranks, **more):
