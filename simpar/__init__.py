@@ -13,14 +13,13 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from simpar import notebook
     from simpar.case import Case, case_of, load_case
     from simpar.cost.price import Effects, price
     from simpar.engine.simulate import simulate
     from simpar.exporting.export import export
     from simpar.model import Network
     from simpar.model.library.gpt import Transformer
-    from simpar.notebook import compare, compare_cases, to_dataframe
+    from simpar.notebook import compare, compare_cases, sliders, to_dataframe
     from simpar.planner.plan import plan
     from simpar.plans import Plan
     from simpar.predict import Prediction
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from simpar.sweep import load_sweep
     from simpar.trace import Trace
     from simpar.workload import Workload
-
-    sliders = notebook.sliders
 
 __version__: Final = '0.1.0'
 

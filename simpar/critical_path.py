@@ -438,8 +438,7 @@ class _Walk:
             needs, carries = ((_numbers(lists.start), _numbers(lists.item)) for lists in (role.need, role.carry))
             before, tail = stream_order(role.stream)
             ahead = before_in_queues(role.stream, queues) if queues else before
-            columns: list[NDArray[Any]] = [times.arrive_KS, times.start_KS, times.end_KS, before, tail, ahead]
-            columns += [role.op_class, role.stream]
+            columns: list[NDArray[Any]] = [*times.columns, before, tail, ahead, role.op_class, role.stream]
             self.views[index] = _RankView(role, times.rank, needs, carries, {}, *map(_numbers, columns))
         return self.views[index]
 

@@ -267,9 +267,7 @@ def _ops(trace: Trace, rank_times: RankTimes, window: _Window) -> _Ops:
     program, role = trace.program, trace.role(rank_times)
     transfers = program.op_column(is_transfer, np.bool_)
     communicates = ~program.op_column(computes, np.bool_)[role.op_class]
-    arrive, start, end = (
-        times[window.steps] for times in (rank_times.arrive_KS, rank_times.start_KS, rank_times.end_KS)
-    )
+    arrive, start, end = (times[window.steps] for times in rank_times.columns)
     # A collective's kernel occupies its stream while it waits; a posted receive occupies nothing.
     since = np.where(transfers[role.op_class], start, arrive) if transfers.any() else arrive
     return _Ops(program, role, communicates, arrive, start, end, since, window)

@@ -152,7 +152,10 @@ def _extrapolated(schedule: Schedule, build: Build) -> Counts:
     plan, pipeline = schedule.plan, _stages(schedule)
     # An order from a file says how many micro-batches there are.
     given = bool(plan.rows) or plan.order.endswith('.csv')
-    few = plan.micro_batches if given else _fewer(plan.micro_batches, 2 * pipeline)
+    few = 2 * pipeline
+    # Two points of a line must lie below what it tells.
+    if given or 2 * few >= plan.micro_batches:
+        few = plan.micro_batches
     found = _counts(build(_small(schedule, few, pipeline)))
     if few < plan.micro_batches:
         # A line, as a step has updates once; op classes and entries do not grow with micro-batches.
@@ -161,11 +164,6 @@ def _extrapolated(schedule: Schedule, build: Build) -> Counts:
     # Equal stages have equally many slots; each op class knows the groups of all stages.
     stages = plan.pipeline / pipeline
     return np.asarray(found * np.array([stages, stages**2, stages]))
-
-
-def _fewer(number: int, few: int) -> int:
-    """Few, where that is less than half of a number: two points of a line must lie below it."""
-    return few if 2 * few < number else number
 
 
 def _stages(schedule: Schedule) -> int:

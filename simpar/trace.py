@@ -73,6 +73,11 @@ class RankTimes:
     start_KS: Times
     end_KS: Times
 
+    @property
+    def columns(self) -> tuple[Times, Times, Times]:
+        """When ops arrived, started and ended."""
+        return self.arrive_KS, self.start_KS, self.end_KS
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
@@ -148,16 +153,8 @@ class Trace:
         return self._with(lambda times: times + seconds)
 
     def _with(self, change: Callable[[Times], Times]) -> Trace:
-        representatives = (
-            replace(
-                rank_times,
-                arrive_KS=change(rank_times.arrive_KS),
-                start_KS=change(rank_times.start_KS),
-                end_KS=change(rank_times.end_KS),
-            )
-            for rank_times in self.representatives
-        )
-        return replace(self, representatives=tuple(representatives))
+        changed = (RankTimes(one.rank, *map(change, one.columns)) for one in self.representatives)
+        return replace(self, representatives=tuple(changed))
 
     # The names before these, which scripts still read.
     @property
@@ -182,12 +179,7 @@ class Trace:
         """The spans of a rank in one step, in issue order."""
         rank_times = self.times_of(rank)
         role = self.role(rank_times)
-        times = zip(
-            rank_times.arrive_KS[step].tolist(),
-            rank_times.start_KS[step].tolist(),
-            rank_times.end_KS[step].tolist(),
-            strict=True,
-        )
+        times = zip(*(column[step].tolist() for column in rank_times.columns), strict=True)
         # From lists: single numbers of arrays are slow to read.
         for slot, (arrive, start, end) in enumerate(times):
             yield Span(
@@ -217,14 +209,8 @@ def joined(runs: Sequence[Trace], first: int) -> Trace:
         begin = run.step_ends[counted.start - 1] if counted.start else 0.0
         pieces.append(run._part(slice(counted.start, until)).later(end - begin))
         end = pieces[-1].step_ends[-1]
-    columns = zip(*(piece.representatives for piece in pieces), strict=True)
     representatives = (
-        RankTimes(
-            same[0].rank,
-            np.concatenate([times.arrive_KS for times in same]),
-            np.concatenate([times.start_KS for times in same]),
-            np.concatenate([times.end_KS for times in same]),
-        )
-        for same in columns
+        RankTimes(same[0].rank, *map(np.concatenate, zip(*(times.columns for times in same), strict=True)))
+        for same in zip(*(piece.representatives for piece in pieces), strict=True)
     )
     return replace(runs[0], representatives=tuple(representatives))

@@ -126,7 +126,7 @@ def to_saved(trace: Trace, costs: Costs | None = None) -> SavedTrace:
         origin=trace.origin,
         roles=tuple(roles),
         representatives=tuple(
-            SavedRank(times.rank, times.arrive_KS, times.start_KS, times.end_KS, used.index(role))
+            SavedRank(times.rank, *times.columns, used.index(role))
             for times in trace.representatives
             for role in [int(program.role_of_rank[times.rank])]
         ),
@@ -170,9 +170,9 @@ def _written(saved: SavedTrace) -> dict[str, Any]:
             {
                 'rank': rank_times.rank,
                 'role': rank_times.role,
-                'arrive': rank_times.arrive_KS.tolist(),
-                'start': rank_times.start_KS.tolist(),
-                'end': rank_times.end_KS.tolist(),
+                **dict(
+                    zip(('arrive', 'start', 'end'), (column.tolist() for column in rank_times.columns), strict=True)
+                ),
             }
             for rank_times in saved.representatives
         ],

@@ -10,7 +10,7 @@ import yaml
 
 from simpar import document, files
 from simpar.calibrate.figures import Number, numbers_of, per
-from simpar.calibrate.record import Record, Table, tables_of
+from simpar.calibrate.record import Record, Table, named, tables_of
 from simpar.errors import ScheduleError, refusal
 from simpar.profiles import FILE, profile_path
 
@@ -47,7 +47,7 @@ class Calibration:
                 yield f'{key}: {flag}'
         for kind, table in self.tables.items():
             for line in table.flagged:
-                yield f'{kind} {table.name(line)}: {"; ".join(line.flags)}'
+                yield f'{kind} {named(kind, line.key)}: {"; ".join(line.flags)}'
 
     @property
     def source(self) -> str:
@@ -65,7 +65,7 @@ class Calibration:
         yield from (f'{", ".join(keys)}: {"; ".join(flags)}' for flags, keys in alike.items())
         for kind, table in self.tables.items():
             if found := sorted(table.flagged, key=lambda line: -line.cv):
-                worst = ', '.join(f'{table.name(line)} ({", ".join(line.flags)})' for line in found[:SHOWN])
+                worst = ', '.join(f'{named(kind, line.key)} ({", ".join(line.flags)})' for line in found[:SHOWN])
                 yield f'{kind} table: {len(found)} of {len(table.lines)} lines are uncertain, e.g. {worst}'
 
 

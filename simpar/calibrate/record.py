@@ -295,10 +295,6 @@ class Table:
         """The median of the lines' coefficients of variation."""
         return statistics.median(line.cv for line in self.lines)
 
-    def name(self, line: Line) -> str:
-        """A line as a person calls it."""
-        return named(self.kind, line.key)
-
     def text(self, source: str) -> str:
         """The CSV file."""
         out = io.StringIO()

@@ -1,4 +1,3 @@
 """Diagnosis: what makes a measured step differ from its prediction, and where; judged by simulating it."""
 
-from simpar.diagnosis.causes import Cause, CauseKind
-from simpar.diagnosis.diagnose import Diagnosis, diagnose, diagnosis_to_dict, sentence
+from simpar.diagnosis.causes import Cause, CauseKind, Diagnosis, diagnose, diagnosis_to_dict, sentence

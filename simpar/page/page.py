@@ -78,15 +78,13 @@ def _rank(trace: Trace, rank: int, ops: dict[str, int], unit: float) -> Columns:
     """A rank's streams; ``ops`` is filled with the names of what runs on them."""
     seen = panel.view(trace, '', rank)
     alike = int((trace.representative_of_rank == trace.representative_of_rank[rank]).sum()) - 1
-    rows: list[list[panel.Bar]] = [[] for _ in seen.streams]
     bars = _few(seen.bars, seen.step)
-    for bar in bars:
-        rows[bar.row].append(bar)
     return {
         'label': f'rank {rank}' + (f' and {alike} like it' if alike else ''),
         'merged': len(bars) < len(seen.bars),
         'rows': [
-            {'label': stream, **_columns(bars, ops, unit)} for stream, bars in zip(seen.streams, rows, strict=True)
+            {'label': stream, **_columns([bar for bar in bars if bar.row == row], ops, unit)}
+            for row, stream in enumerate(seen.streams)
         ],
     }
 

@@ -194,9 +194,7 @@ class _Reader:
         self.role: Role = trace.role(rank_times)
         self.stages = stages
         self.begin = begin
-        self.arrive, self.start, self.end = (
-            (times[-1] - begin).tolist() for times in (rank_times.arrive_KS, rank_times.start_KS, rank_times.end_KS)
-        )
+        self.arrive, self.start, self.end = ((times[-1] - begin).tolist() for times in rank_times.columns)
         self.ops = [self.program.op_classes[index] for index in self.role.op_class.tolist()]
         self.exposed = self._exposed()
 

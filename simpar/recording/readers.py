@@ -5,7 +5,6 @@ import io
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import pairwise, permutations
 from math import prod
 from pathlib import Path
@@ -389,10 +388,10 @@ class _Family(NamedTuple):
         return str(phase) in self.phases and operator in (self.operators or {operator}) and self.bytes in (0, size)
 
 
-@lru_cache(maxsize=1)
-def _families() -> Mapping[str, _Family]:
-    rows = read_csv(Path(__file__).with_name('ascend_ops.csv'))
-    return {row['type']: _Family(frozenset(row['operators'].split()), row['phases']) for row in rows}
+_FAMILIES: Final = {
+    row['type']: _Family(frozenset(row['operators'].split()), row['phases'])
+    for row in read_csv(Path(__file__).with_name('ascend_ops.csv'))
+}
 
 
 _ADDITIONS: Final = frozenset({'residual', 'add'})
@@ -448,13 +447,13 @@ def join_ascend(program: Program, traces: Sequence[RankTrace]) -> join.Join:
 
 def _told(kernels: Kernels, wanted: Mapping[join.Key, int]) -> Iterator[tuple[join.Key | None, _Family, float]]:
     """The key of each product and attention, else the family that its seconds count with."""
-    families, before = _families(), _UPDATE
+    before = _UPDATE
     sums = {int(key[3]) for key in wanted if key[0] == join.OPERATOR and key[1] in _ADDITIONS}
     columns = (kernels.type.tolist(), kernels.shapes.tolist(), kernels.results.tolist())
     seconds = ((kernels.end - kernels.begin) * NANOSECOND).tolist()
     for kind, read, written, took in zip(*columns, seconds, strict=True):
         key = _product(kind, read, written, wanted) or _attention(kind, read, wanted)
-        family = families.get(kind)
+        family = _FAMILIES.get(kind)
         if kind == 'Add' and (moved := _READ_AND_WRITTEN * _HALF * _size(written)) in sums:
             family = _Family(_ADDITIONS, 'FIW', moved)
         if not key:

@@ -13,7 +13,7 @@ from simpar.cost.costs import Communication, Costs
 from simpar.engine.simulate import step_ends
 from simpar.errors import Problem, refuse
 from simpar.program import OpClass, OpKind, Partition, Phase, Program, ProgramBuilder, grid
-from simpar.recording.job import TAIL, Array, Ints, RecordedJob, RecordedOp
+from simpar.recording.job import TAIL, Array, Ints, RecordedJob, RecordedOp, peer_of
 from simpar.traces.blame import vary_together
 from simpar.units import GRID, format_time
 
@@ -61,19 +61,16 @@ def issue_order(job: RecordedJob, stage: int) -> tuple[list[RecordedOp], _Before
     # 0 before the last backward, then the turn in the tail.
     ops.sort(key=lambda op: (1 + TAIL.index(op.kind) if op.kind in TAIL else 0, started[op], op.number))
     before = _before(ops)
-    chained = {op: list(waits) for op, waits in before.items()}
-    for stream in _streams(ops):
-        for one, behind in itertools.pairwise(stream):
-            chained[behind].append(one)
-    return _sorted(ops, chained), before
-
-
-def _streams(ops: list[RecordedOp]) -> list[list[RecordedOp]]:
-    """Ops that run one after the other: compute and the tail, and each direction of messages."""
-    streams: dict[str, list[RecordedOp]] = {}
-    for op in ops:
-        streams.setdefault('compute' if op.kind in {*COMPUTES, *TAIL} else op.kind, []).append(op)
-    return list(streams.values())
+    place = {op: at for at, op in enumerate(ops)}
+    waits = {place[op]: [place[one] for one in some] for op, some in before.items()}
+    # One after the other run compute and the tail, and each direction of messages.
+    last: dict[str, int] = {}
+    for at, op in enumerate(ops):
+        stream = 'compute' if op.kind in {*COMPUTES, *TAIL} else op.kind
+        waits[at] += [last[stream]] if stream in last else []
+        last[stream] = at
+    # Each op behind what it waits for, else in the order given.
+    return [ops[at] for at in lowest_first(waits)], before
 
 
 def _before(ops: list[RecordedOp]) -> _Before:
@@ -83,7 +80,11 @@ def _before(ops: list[RecordedOp]) -> _Before:
     for op in ops:
         before[op] += [one for one in _needs(op) if one in known]
     computes = [op for op in ops if op.kind in COMPUTES]
-    _first_backward(computes, before)
+    # The first message of the backward is posted while the last forward before it runs.
+    first = next((at for at, op in enumerate(computes) if op.kind == 'backward-compute'), 0)
+    for kind in ('backward-recv', 'backward-send') if first > 1 else ():
+        if (message := computes[first]._replace(kind=kind, number=0)) in before:
+            before[message].append(computes[first - 2])
     gathers = [op for op in ops if op.kind == 'params-all-gather']
     if gathers and computes:
         before[computes[0]].append(gathers[-1])
@@ -99,23 +100,6 @@ def _needs(op: RecordedOp) -> Iterator[RecordedOp]:
         yield op._replace(kind=f'{direction}-compute')
     elif op.of.takes == 'recv':
         yield op._replace(kind=f'{direction}-compute', number=op.number - 1)
-
-
-def _first_backward(computes: list[RecordedOp], before: _Before) -> None:
-    """The first message of the backward is posted while the last forward before it runs."""
-    first = next((at for at, op in enumerate(computes) if op.kind == 'backward-compute'), 0)
-    if first < 2:
-        return
-    for kind in ('backward-recv', 'backward-send'):
-        message = computes[first]._replace(kind=kind, number=0)
-        if message in before:
-            before[message].append(computes[first - 2])
-
-
-def _sorted(ops: list[RecordedOp], before: _Before) -> list[RecordedOp]:
-    """Each op behind what it waits for, else in the order given."""
-    place = {op: at for at, op in enumerate(ops)}
-    return [ops[at] for at in lowest_first({place[op]: [place[one] for one in waits] for op, waits in before.items()})]
 
 
 # A recorded job as a Program: an op class for each recorded op, a rank for each recorded worker.
@@ -208,12 +192,8 @@ def _op_class(op: RecordedOp, job: RecordedJob) -> OpClass:
 
 def _priced(op: RecordedOp, made: OpClass, job: RecordedJob) -> str:
     """The name of the class that has the price of an op: a message's is its send's."""
-    if made.kind != 'recv':
-        return made.name
-    if op.of.takes == 'ends':
-        return _op_class(op._replace(stage=job.stages - 1), job).name
-    sender = op._replace(kind=op.kind.replace('recv', 'send'), stage=op.stage + made.peer)
-    return _op_class(sender, job).name
+    sender = peer_of(op, job.stages) if made.kind == 'recv' else None
+    return _op_class(sender, job).name if sender else made.name
 
 
 def _entry(op: RecordedOp, made: OpClass) -> int:
@@ -318,6 +298,9 @@ def straggling(
     replayed, ideal = mean(own), mean(alike)
     found = [tuple(_longest(mean, own, alike, group)) for group in groups]
     worst = _worst(job, found[1], found[2])
+    scaled = own.copy()
+    for ops, factor in scale:
+        scaled[:, ops] *= factor
     chosen = np.array([(op.data, op.stage) in worst for op in job.ops])
     return Straggling(
         steps=job.steps,
@@ -329,7 +312,7 @@ def straggling(
         stages=found[2],
         worst=tuple(f'data {data}, stage {stage}' for data, stage in worst),
         without=mean(np.where(chosen, alike, own)),
-        scaled=mean(_scaled(own, scale)) if scale else None,
+        scaled=mean(scaled) if scale else None,
         cause=_cause(job, own),
     )
 
@@ -383,13 +366,6 @@ def _worst(job: RecordedJob, data_ranks: Sequence[Part], stages: Sequence[Part])
     workers.sort(key=lambda worker: -min(cost[f'data {worker[0]}'], cost[f'stage {worker[1]}']))
     # At least one, of few workers too.
     return workers[: -int(-len(workers) * WORST // 1)]
-
-
-def _scaled(own: Array, scale: Sequence[tuple[Ints, float]]) -> Array:
-    changed = own.copy()
-    for chosen, factor in scale:
-        changed[:, chosen] *= factor
-    return changed
 
 
 # ``--scale`` of a replay: which recorded ops last how many times as long.

@@ -480,9 +480,18 @@ def read_trace_view(path: Path) -> RankTrace:
     marked = sorted(
         (_lasting(path, event)[0], found[1]) for event in lasting if (found := _STEP.fullmatch(str(event.name)))
     )
-    rows = Listed()
-    for task in _tasks(path, lasting, process, lanes, [begin for begin, _ in marked]):
-        rows.add(*task[:2], rows.code(*task[2:]))
+    rows, steps = Listed(), [begin for begin, _ in marked]
+    for event in lasting:
+        where, lane = process.get(event.pid, ''), lanes.get((event.pid, event.tid), '')
+        core, name = str(event.told.task), str(event.name)
+        talks = where in _HCCL and lane.startswith('Group')
+        # Waits, records and copies of the hardware are neither.
+        if not talks and not (where == _HARDWARE and core in COMPUTING - {'N/A'}):
+            continue
+        begin, end = _lasting(path, event)
+        group, kind = _GROUP.search(name) if talks else None, COMMUNICATION if talks else COMPUTE
+        step = bisect_right(steps, begin) - 1
+        rows.add(begin, end, rows.code(kind, step, name, '', lane, group[1] if group else '', '', ''))
     if not rows.known:
         raise refusal(path, 'has no task of a device', 'record at least one step on the device')
     return RankTrace(
@@ -500,22 +509,6 @@ def _lasting(path: Path, event: _Task) -> tuple[int, int]:
         return begin, begin + duration(f'{float(event.dur):.3f}')
     except (TypeError, ValueError):
         raise refusal(path, f'{event.name!r} has no times ts and dur') from None
-
-
-def _tasks(
-    path: Path, events: Sequence[_Task], process: Mapping[Any, str], lanes: Mapping[Any, str], steps: Sequence[int]
-) -> Iterator[tuple[int, int, int, int, str, str, str, str, str, str]]:
-    for event in events:
-        where, lane = process.get(event.pid, ''), lanes.get((event.pid, event.tid), '')
-        core, name = str(event.told.task), str(event.name)
-        talks = where in _HCCL and lane.startswith('Group')
-        # Waits, records and copies of the hardware are neither.
-        if not talks and not (where == _HARDWARE and core in COMPUTING - {'N/A'}):
-            continue
-        begin, end = _lasting(path, event)
-        step = bisect_right(steps, begin) - 1
-        group = _GROUP.search(name) if talks else None
-        yield begin, end, COMMUNICATION if talks else COMPUTE, step, name, '', lane, group[1] if group else '', '', ''
 
 
 def rank_of(folder: Path) -> int | None:

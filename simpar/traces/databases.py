@@ -4,8 +4,8 @@ import re
 import sqlite3
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +26,6 @@ left join STRING_IDS core on core.id = {taskType} left join STRING_IDS shapes on
 left join STRING_IDS results on results.id = {outputShapes}
 """
 NO_DEVICE: Final = -1
-Row = tuple[int, int, int, int, str, str, str, str, str, str]
 _OPTIONAL: Final = ('opType', 'taskType', 'inputShapes', 'outputShapes')
 """Columns that older databases lack."""
 _COMMUNICATION: Final = """
@@ -36,10 +35,34 @@ left join STRING_IDS groups on groups.id = op.groupName
 """
 
 
+Ask = Callable[..., Iterator[tuple[Any, ...]]]
+"""Rows that answer a question; none of a table that is named behind it and is not there."""
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Ask, frozenset[str]]]:
+    """A SQLite file, and the names of its tables. Read only: nothing is written beside the file either."""
+
+    def ask(question: str, table: str = '') -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from data.execute(question) if not table or table in tables else ()
+        # Of a page that a broken file says is huge, sqlite3 asks for more memory than there is.
+        except (sqlite3.Error, UnicodeDecodeError, MemoryError, OverflowError) as error:
+            raise refusal(path, f'cannot be read: {str(error) or "it is broken"}', 'export it again') from None
+
+    try:
+        data = sqlite3.connect(f'{path.resolve().as_uri()}?mode=ro&immutable=1', uri=True)
+    except sqlite3.Error as error:
+        raise refusal(path, f'cannot be read: {error}') from None
+    with closing(data):
+        tables = frozenset(name for (name,) in ask("select name from sqlite_master where type = 'table'"))
+        yield ask, tables
+
+
 def tables_of(path: Path) -> frozenset[str]:
     """The tables of a SQLite file. Raises ``ScheduleError`` where it is none."""
-    with closing(_open(path)) as data:
-        return frozenset(name for (name,) in _asked(path, data, "select name from sqlite_master where type = 'table'"))
+    with _opened(path) as (_, tables):
+        return tables
 
 
 def read_database(path: Path) -> list[RankTrace]:
@@ -47,22 +70,33 @@ def read_database(path: Path) -> list[RankTrace]:
 
     Raises ``ScheduleError`` where several devices have collectives, which do not say whose they are.
     """
-    tables = tables_of(path)
-    lacking = [name for name in NEEDED if name not in tables]
-    if lacking:
-        raise refusal(path, f'has no table {", ".join(lacking)}', 'export it again with CANN')
-    with closing(_open(path)) as data:
-        steps = (
-            _asked(path, data, 'select id, startNs from STEP_TIME order by startNs') if 'STEP_TIME' in tables else []
-        )
-        rank = _asked(path, data, 'select rankId from RANK_DEVICE_MAP') if 'RANK_DEVICE_MAP' in tables else []
+    strange: set[str] = set()
+    by_device: dict[int, Listed] = defaultdict(Listed)
+
+    def add(device: int, begin: int, end: int, kind: int, *told: str) -> None:
+        # Collectives come last; those that name no device are of the only one.
+        rows = by_device[next(iter(by_device)) if device == NO_DEVICE and len(by_device) == 1 else device]
+        # Without steps that is NO_STEP.
+        rows.add(begin, end, rows.code(kind, bisect_right(begins, begin) - 1, *told))
+
+    with _opened(path) as (ask, tables):
+        if lacking := [name for name in NEEDED if name not in tables]:
+            raise refusal(path, f'has no table {", ".join(lacking)}', 'export it again with CANN')
+        steps = list(ask('select id, startNs from STEP_TIME order by startNs', 'STEP_TIME'))
+        rank = list(ask('select rankId from RANK_DEVICE_MAP', 'RANK_DEVICE_MAP'))
         begins = [int(begin) for _, begin in steps]
-        strange: set[str] = set()
-        by_device: dict[int, Listed] = defaultdict(Listed)
-        for device, row in _rows(path, data, begins, 'COMMUNICATION_OP' in tables, strange):
-            # Collectives come last; those that name no device are of the only one.
-            rows = by_device[next(iter(by_device)) if device == NO_DEVICE and len(by_device) == 1 else device]
-            rows.add(*row[:2], rows.code(*row[2:]))
+        there = {name for _, name, *_ in ask('pragma table_info(COMPUTE_TASK_INFO)')}
+        question = _COMPUTE.format(**{name: f'info.{name}' if name in there else 'null' for name in _OPTIONAL})
+        for device, begin, end, name, kind, stream, core, shapes, results in ask(question):
+            if core is None or core in ascend.COMPUTING:
+                which = NO_DEVICE if device is None else int(device)
+                add(which, begin, end, COMPUTE, name or '', kind or '', str(stream), '', shapes or '', results or '')
+            else:
+                strange.add(str(core))
+        has = any(name == 'deviceId' for _, name, *_ in ask('pragma table_info(COMMUNICATION_OP)'))
+        question = _COMMUNICATION.format(device='op.deviceId' if has else NO_DEVICE)
+        for device, begin, end, name, group, named in ask(question, 'COMMUNICATION_OP'):
+            add(int(device), begin, end, COMMUNICATION, name or '', '', '', str(named or group), '', '')
     devices = sorted(device for device in by_device if device >= 0)
     if not by_device:
         raise refusal(path, 'has no task of a device', 'record at least one step on the device')
@@ -80,50 +114,6 @@ def read_database(path: Path) -> list[RankTrace]:
         )
         for device in devices or [NO_DEVICE]
     ]
-
-
-def _rows(
-    path: Path, data: sqlite3.Connection, begins: list[int], talks: bool, strange: set[str]
-) -> Iterator[tuple[int, Row]]:
-    """Kernels and collectives, with their device. Arguments: ``strange`` is filled with cores that are not known."""
-
-    def step(begin: int) -> int:
-        # Without steps that is NO_STEP.
-        return bisect_right(begins, begin) - 1
-
-    there = {name for _, name, *_ in _asked(path, data, 'pragma table_info(COMPUTE_TASK_INFO)')}
-    question = _COMPUTE.format(**{name: f'info.{name}' if name in there else 'null' for name in _OPTIONAL})
-    for device, begin, end, name, kind, stream, core, shapes, results in _each(path, data, question):
-        if core is None or core in ascend.COMPUTING:
-            which = NO_DEVICE if device is None else int(device)
-            told = (name or '', kind or '', str(stream), '', shapes or '', results or '')
-            yield which, (begin, end, COMPUTE, step(begin), *told)
-        else:
-            strange.add(str(core))
-    has = talks and any(name == 'deviceId' for _, name, *_ in _asked(path, data, 'pragma table_info(COMMUNICATION_OP)'))
-    question = _COMMUNICATION.format(device='op.deviceId' if has else NO_DEVICE)
-    for device, begin, end, name, group, named in _each(path, data, question) if talks else ():
-        yield int(device), (begin, end, COMMUNICATION, step(begin), name or '', '', '', str(named or group), '', '')
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    """Read only: nothing is written beside the file either."""
-    try:
-        return sqlite3.connect(f'{path.resolve().as_uri()}?mode=ro&immutable=1', uri=True)
-    except sqlite3.Error as error:
-        raise refusal(path, f'cannot be read: {error}') from None
-
-
-def _asked(path: Path, data: sqlite3.Connection, question: str) -> list[tuple[Any, ...]]:
-    return list(_each(path, data, question))
-
-
-def _each(path: Path, data: sqlite3.Connection, question: str) -> Iterator[tuple[Any, ...]]:
-    try:
-        yield from data.execute(question)
-    # Of a page that a broken file says is huge, sqlite3 asks for more memory than there is.
-    except (sqlite3.Error, UnicodeDecodeError, MemoryError, OverflowError) as error:
-        raise refusal(path, f'cannot be read: {str(error) or "it is broken"}', 'export it again') from None
 
 
 # Nsight Systems (nsys export --type sqlite): docs.nvidia.com/nsight-systems, SQLite Export Schema Reference.
@@ -162,20 +152,15 @@ def read_nsys(path: Path, extra: re.Pattern[str] | None = None) -> list[RankTrac
     Arguments: ``extra``, further names of communication.
     Does not model which group a collective is of, which the database does not say.
     """
-    there = tables_of(path)
     found: dict[tuple[int, int], Listed] = defaultdict(lambda: Listed('correlation', 'bytes'))
-    with closing(_open(path)) as data:
-        texts = dict(_asked(path, data, 'select id, value from StringIds'))
-        gpus = dict(_asked(path, data, 'select id, name from TARGET_INFO_GPU')) if 'TARGET_INFO_GPU' in there else {}
-        calls = np.array(
-            _asked(path, data, _CALLS) if 'CUPTI_ACTIVITY_KIND_RUNTIME' in there else [], dtype=np.int64
-        ).reshape(-1, 3)
-        ranges = _asked(path, data, _RANGES) if 'NVTX_EVENTS' in there else []
+    with _opened(path) as (ask, _):
+        texts: dict[int, str] = dict(ask('select id, value from StringIds'))
+        gpus: dict[int, str] = dict(ask('select id, name from TARGET_INFO_GPU', 'TARGET_INFO_GPU'))
+        calls = np.array([*ask(_CALLS, 'CUPTI_ACTIVITY_KIND_RUNTIME')], dtype=np.int64).reshape(-1, 3)
+        ranges = list(ask(_RANGES, 'NVTX_EVENTS'))
         for table, size, name, grid in _RUNS:
             question = _GPU.format(table=table, bytes=size, name=name, shapes=grid)
-            for device, process, *numbers, stream, named, shapes in (
-                _each(path, data, question) if table in there else ()
-            ):
+            for device, process, *numbers, stream, named, shapes in ask(question, table):
                 called = str(texts.get(named, named))
                 kind = COPY if called in _COPIES else kineto.kind_of_kernel(called, extra)
                 mine = found[process or 0, device]
@@ -185,41 +170,31 @@ def read_nsys(path: Path, extra: re.Pattern[str] | None = None) -> list[RankTrac
     places = sorted(place for place, mine in found.items() if {told[2] for told in mine.known} - _COPIES)
     if not places:
         raise refusal(path, 'has no kernel of a device', 'record with nsys profile --trace=cuda')
-    return [_of_place(path, places, place, found[place], calls, ranges, gpus) for place in places]
-
-
-def _of_place(
-    path: Path,
-    places: Sequence[tuple[int, int]],
-    place: tuple[int, int],
-    mine: Listed,
-    calls: Ints,
-    ranges: Sequence[tuple[Any, ...]],
-    gpus: Mapping[int, str],
-) -> RankTrace:
-    """The recording of one process on one device; a file of one rank alone may say its number in its name."""
-    process, device = place
-    marks = _marks([one for one in ranges if one[2] - one[2] % _PROCESS == process])
-    devices = [other for _, other in places]
+    devices = [device for _, device in places]
+    # A file of one rank alone may say its number in its name.
     several, in_name = len(places) > 1, _IN_NAME.search(path.name)
-    by_place = device if len(set(devices)) == len(devices) else places.index(place)
-    kernels = mine.kernels()
-    kernels.launch[:] = _launched(kernels, calls[calls[:, 1] - calls[:, 1] % _PROCESS == process])
-    kernels.step[:] = _step_of(kernels.launch, [mark[1:] for mark in marks])
-    graph = 'CUDA graph' in kernels.name
-    graphs = ('a CUDA graph is one kernel here: record with --cuda-graph-trace=node',) if graph else ()
-    by_device = ('the database does not say ranks: they are numbered by device',) if several else ()
-    return RankTrace(
-        source=str(path),
-        format='Nsight Systems',
-        rank=by_place if several else int(in_name[1]) if in_name else 0,
-        world=len(places) if several else 0,
-        device=str(gpus.get(device, '')),
-        kernels=kernels,
-        steps=tuple(step for step, _, _ in marks),
-        marks=tuple((start, until) for _, start, until in marks),
-        notes=(*graphs, *by_device),
-    )
+    traces = []
+    for at, (process, device) in enumerate(places):
+        marks = _marks([one for one in ranges if one[2] - one[2] % _PROCESS == process])
+        by_place = device if len(set(devices)) == len(devices) else at
+        kernels = found[process, device].kernels()
+        kernels.launch[:] = _launched(kernels, calls[calls[:, 1] - calls[:, 1] % _PROCESS == process])
+        kernels.step[:] = _step_of(kernels.launch, [mark[1:] for mark in marks])
+        graph = 'CUDA graph' in kernels.name
+        graphs = ('a CUDA graph is one kernel here: record with --cuda-graph-trace=node',) if graph else ()
+        by_device = ('the database does not say ranks: they are numbered by device',) if several else ()
+        traces.append(RankTrace(
+            source=str(path),
+            format='Nsight Systems',
+            rank=by_place if several else int(in_name[1]) if in_name else 0,
+            world=len(places) if several else 0,
+            device=str(gpus.get(device, '')),
+            kernels=kernels,
+            steps=tuple(step for step, _, _ in marks),
+            marks=tuple((start, until) for _, start, until in marks),
+            notes=(*graphs, *by_device),
+        ))  # fmt: skip
+    return traces
 
 
 def _launched(kernels: Kernels, calls: Ints) -> Ints:

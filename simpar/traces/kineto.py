@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence, Set
 from functools import lru_cache
+from itertools import chain
 from math import prod
 from pathlib import Path
 from sys import intern
@@ -22,25 +23,21 @@ from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, HOST, NO_STEP, Int
 
 KernelKind = Literal['compute', 'communication', 'memory', 'other']
 _WAITS = re.compile(r'.*Sync')
+_KINDS_OF: Final = read_csv(Path(__file__).with_name('kernels.csv'))
+_NAMED: Final[tuple[KernelKind, ...]] = ('compute', 'communication', 'memory')
+_PATTERNS: Final = tuple(
+    (kind, re.compile('|'.join(f'(?:{row["pattern"]})' for row in _KINDS_OF if row['kind'] == kind), re.IGNORECASE))
+    for kind in _NAMED
+)
 
 
 @lru_cache(maxsize=4096)
 def kind_of(name: str) -> KernelKind:
     """What a kernel does, by its name. Source: the table ``kernels.csv`` beside this file."""
-    for kind, pattern in _patterns():
+    for kind, pattern in _PATTERNS:
         if pattern.search(name):
             return kind
     return 'other' if _WAITS.match(name) else 'compute'
-
-
-@lru_cache(maxsize=1)
-def _patterns() -> tuple[tuple[KernelKind, re.Pattern[str]], ...]:
-    rows = read_csv(Path(__file__).with_name('kernels.csv'))
-    kinds: tuple[KernelKind, ...] = ('compute', 'communication', 'memory')
-    return tuple(
-        (kind, re.compile('|'.join(f'(?:{row["pattern"]})' for row in rows if row['kind'] == kind), re.IGNORECASE))
-        for kind in kinds
-    )
 
 
 DEVICE: Final = frozenset({'kernel', 'gpu_memcpy', 'gpu_memset', 'memcpy', 'memset', 'mtia_ccp_events'})
@@ -207,10 +204,7 @@ class _Columns:
     def __init__(self, path: Path, extra: re.Pattern[str] | None, exact: bool) -> None:
         self.path, self.extra, self.exact = path, extra, exact
         self.seen = 0
-        self.ints: dict[str, list[Ints]] = {
-            name: [] for name in ('begin', 'end', 'kind', 'correlation', 'bytes', 'ranks')
-        }
-        self.texts: dict[str, list[str]] = {name: [] for name in ('name', 'type', 'stream', 'group', 'shapes')}
+        self.parts: list[dict[str, Any]] = []
         # Of each value once; a call of these takes less than one of a method.
         self.shape = lru_cache(maxsize=None)(bytes.decode)
         self.kind = lru_cache(maxsize=None)(self._told)
@@ -249,31 +243,24 @@ class _Columns:
         numbers = [
             number if number.__class__ is int and number < 2**63 else whole_number(number, -1) for number in told
         ]
-        for name, found in (
-            ('begin', begin),
-            ('end', begin + lasts),
-            ('kind', kind),
-            ('bytes', size),
-            ('ranks', ranks),
-        ):
-            self.ints[name].append(found)
-        self.ints['correlation'].append(np.array(numbers, dtype=np.int64))
         places = [event.tid if one.stream is None else one.stream for event, one in zip(rows, args, strict=True)]
-        for name, texts in (
-            ('name', [intern(str(event.name)) for event in rows]),
-            ('type', types),
-            ('stream', [intern(str(place)) for place in places]),
-            ('group', list(map(intern, groups))),
+        self.parts.append({
+            'begin': begin, 'end': begin + lasts, 'kind': kind, 'bytes': size, 'ranks': ranks, 'type': types,
+            'correlation': np.array(numbers, dtype=np.int64),
+            'name': [intern(str(event.name)) for event in rows],
+            'stream': [intern(str(place)) for place in places],
+            'group': list(map(intern, groups)),
             # Simpar's own recordings name the op of their schedule.
-            ('shapes', [intern(str(one.op)) if one.op else self.shape(bytes(one.dims or one.grid)) for one in args]),
-        ):
-            self.texts[name] += texts
+            'shapes': [intern(str(one.op)) if one.op else self.shape(bytes(one.dims or one.grid)) for one in args],
+        })  # fmt: skip
 
     def table(self) -> Kernels:
         """All of it."""
-        none = [np.empty(0, dtype=np.int64)]
-        numbers: dict[str, Any] = {name: np.concatenate(parts or none) for name, parts in self.ints.items()}
-        return table_of(numbers | self.texts)
+        columns = {name: [part[name] for part in self.parts] for name in self.parts[0]}
+        return table_of({
+            name: np.concatenate(each) if isinstance(each[0], np.ndarray) else [*chain.from_iterable(each)]
+            for name, each in columns.items()
+        })  # fmt: skip
 
     def _told(self, category: Plain, named: Plain) -> int:
         place, name = str(category).lower(), str(named)

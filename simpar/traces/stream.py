@@ -11,7 +11,7 @@ from typing import IO, Any, Final, Generic, TypeVar
 
 import msgspec
 
-from simpar.errors import ScheduleError, refusal
+from simpar.errors import refusal
 
 MOST_BYTES: Final = 2**34
 """Of a recording, unpacked."""
@@ -51,7 +51,7 @@ class Stream(Generic[T]):
             while block := self._read(file, BLOCK):
                 total += len(block)
                 if total > MOST_BYTES:
-                    raise self._problem(f'holds more than {MOST_BYTES} bytes', 'record fewer steps')
+                    raise refusal(self.path, f'holds more than {MOST_BYTES} bytes', 'record fewer steps')
                 rest += block
                 found, rest = self._some(rest)
                 if found:
@@ -62,7 +62,7 @@ class Stream(Generic[T]):
         try:
             return file.read(most)
         except (OSError, EOFError, zlib.error) as error:
-            raise self._problem(f'cannot be read: {error}', _RECORD) from None
+            raise refusal(self.path, f'cannot be read: {error}', _RECORD) from None
 
     def _head(self, file: IO[bytes] | gzip.GzipFile) -> tuple[bytes, bytes]:
         """What stands before the events, and the first of them."""
@@ -73,7 +73,7 @@ class Stream(Generic[T]):
             block = self._read(file, BLOCK)
             if not block or len(text) > MOST_BYTES:
                 self._whole(text)
-                raise self._problem('has no list traceEvents', 'write a trace by torch.profiler')
+                raise refusal(self.path, 'has no list traceEvents', 'write a trace by torch.profiler')
             text += block
         return text[: found.start()], text[found.end() :]
 
@@ -81,7 +81,7 @@ class Stream(Generic[T]):
         try:
             return msgspec.json.decode(text)
         except _BROKEN as error:
-            raise self._problem(f'is no JSON: {error}', _RECORD) from None
+            raise refusal(self.path, f'is no JSON: {error}', _RECORD) from None
 
     def _some(self, text: bytes) -> tuple[list[T], bytes]:
         """The events up to the last place that is one, and what is left."""
@@ -102,7 +102,7 @@ class Stream(Generic[T]):
         try:
             return self._batch.decode(b'[' + text + b']')
         except msgspec.ValidationError as error:
-            raise self._problem(f'has an event of another form: {error}', _RECORD) from None
+            raise refusal(self.path, f'has an event of another form: {error}', _RECORD) from None
         except _BROKEN:
             return None
 
@@ -119,10 +119,7 @@ class Stream(Generic[T]):
                     self.root = root
                     return found
         self._whole((head + b'"traceEvents": [' if head else b'[') + text)
-        raise self._problem('is no JSON: its list of events does not end', _RECORD)
-
-    def _problem(self, what: str, instead: str) -> ScheduleError:
-        return refusal(self.path, what, instead)
+        raise refusal(self.path, 'is no JSON: its list of events does not end', _RECORD)
 
 
 @contextmanager

@@ -183,8 +183,15 @@ def _fitted(case: Case, cases: Sequence[Case], measured: Sequence[float], bench:
     prior = np.diag([(one.range / SIGMAS) ** 2 for one in numbers])
     steps = [steps_of(one.program, one.cluster) for one in cases]
     plain = [step({}) for step in steps]
-    _refuse_far(steps, numbers, prior, measured, plain)
     found, at = np.zeros(len(numbers)), plain
+    for step, wanted, before in zip(steps, measured, plain, strict=True):
+        felt = np.array(_moves(step, found, numbers, before))
+        if abs(log(wanted / before)) > FAR * sqrt(felt @ prior @ felt + NOISE**2):
+            what = f'a step of {units.format_time(wanted)} was measured, and {units.format_time(before)} are predicted'
+            instead = (
+                'check that its schedule is what ran: model, batch, plan, type, devices; no number is that far off'
+            )
+            raise refusal('--anchor', what, instead)
     moved, spread = np.zeros((len(steps), len(numbers))), prior
     for _ in range(ROUNDS):
         moved = np.array([_moves(step, found, numbers, own) for step, own in zip(steps, at, strict=True)])
@@ -207,23 +214,6 @@ def _fitted(case: Case, cases: Sequence[Case], measured: Sequence[float], bench:
         device=case.cluster.profile.device.name,
     )  # fmt: skip
     return replace(case, factors=factors, known=known), answer
-
-
-def _refuse_far(
-    steps: Sequence[Step],
-    numbers: Sequence[Number],
-    prior: np.ndarray,
-    measured: Sequence[float],
-    plain: Sequence[float],
-) -> None:
-    for step, wanted, own in zip(steps, measured, plain, strict=True):
-        felt = np.array(_moves(step, np.zeros(len(numbers)), numbers, own))
-        if abs(log(wanted / own)) > FAR * sqrt(felt @ prior @ felt + NOISE**2):
-            what = f'a step of {units.format_time(wanted)} was measured, and {units.format_time(own)} are predicted'
-            instead = (
-                'check that its schedule is what ran: model, batch, plan, type, devices; no number is that far off'
-            )
-            raise refusal('--anchor', what, instead)
 
 
 def _factors(found: np.ndarray, numbers: Sequence[Number]) -> Mapping[str, float]:

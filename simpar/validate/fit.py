@@ -73,50 +73,32 @@ def fitted_case(case: Case, own: OwnStep) -> tuple[Case, Fitted]:
     if case.cluster.stack is None:
         instead = 'name one in the schedule, as cluster.stack: eager, or leave --fit out'
         raise refusal('--fit', 'it scales a number of a stack, and the cluster names none', instead)
+    stack, device = case.cluster.stack, case.cluster.profile.device
     step, costs = step_and_costs(case.program, case.cluster)
-    by_host = interval.bound_by(case.program, costs, step) == interval.HOST and case.cluster.stack.host is not None
-    numbers, span, number, unit, before = _host(case.cluster) if by_host else _clock(case.cluster)
-    factor = _solved(lambda tried: step_of(case.program, with_numbers(case.cluster, numbers(tried))), own.step, span)
-    changed = numbers(factor)
+    if stack.host and interval.bound_by(case.program, costs, step) == interval.HOST:
+        values = {key: getattr(stack.host, key).value for key in ('forward', 'backward')}
+        number, unit, before = f"{stack.name}'s host seconds for a kernel", ' us', values['forward'] * 1e6
+    else:
+        values = {'sustained': device.sustained.value if device.sustained else 1.0}
+        number, unit, before = f'the clock under load of {device.name}', '', values['sustained']
+    low = max(BOUNDS[key][0] / value for key, value in values.items())
+    high = min(BOUNDS[key][1] / value for key, value in values.items())
+    # The factor of the slowest step first: a clock is the slower, the less it is.
+    span = (low, high) if 'sustained' in values else (high, low)
+
+    def scaled(cluster: hardware.Cluster, factor: float) -> hardware.Cluster:
+        return with_numbers(cluster, {key: value * factor for key, value in values.items()})
+
+    factor = _solved(lambda tried: step_of(case.program, scaled(case.cluster, tried)), own.step, span)
     other = case.baseline
     if other and other.cluster.stack is case.cluster.stack:
-        other = replace(other, cluster=with_numbers(other.cluster, changed))
-    made = replace(case, cluster=with_numbers(case.cluster, changed), baseline=other)
+        other = replace(other, cluster=scaled(other.cluster, factor))
+    made = replace(case, cluster=scaled(case.cluster, factor), baseline=other)
     found = Fitted(
         number=number, unit=unit, before=before, after=before * factor, bound=factor in span, measured=own.step,
         unfitted=step, fitted=step_of(made.program, made.cluster),
     )  # fmt: skip
     return made, found
-
-
-Numbers = Callable[[float], Mapping[str, float]]
-Chosen = tuple[Numbers, tuple[float, float], str, str, float]
-"""Numbers by the factor, the ends of its range (the factor of the slowest step first), words, unit, and the value."""
-
-
-def _host(cluster: hardware.Cluster) -> Chosen:
-    assert cluster.stack
-    assert cluster.stack.host
-    forward, backward = cluster.stack.host.forward.value, cluster.stack.host.backward.value
-    low, high = BOUNDS['forward']
-    slow, fast = min(high / forward, high / backward), max(low / forward, low / backward)
-
-    def numbers(factor: float) -> Mapping[str, float]:
-        return {'forward': forward * factor, 'backward': backward * factor}
-
-    return numbers, (slow, fast), f"{cluster.stack.name}'s host seconds for a kernel", ' us', forward * 1e6
-
-
-def _clock(cluster: hardware.Cluster) -> Chosen:
-    figure = cluster.profile.device.sustained
-    value = figure.value if figure else 1.0
-    low, high = BOUNDS['sustained']
-
-    def numbers(factor: float) -> Mapping[str, float]:
-        return {'sustained': value * factor}
-
-    words = f'the clock under load of {cluster.profile.device.name}'
-    return numbers, (low / value, high / value), words, '', value
 
 
 def _solved(step: Callable[[float], float], wanted: float, span: tuple[float, float]) -> float:

@@ -1,5 +1,6 @@
 """Memory: predicted and measured bytes of the last rank, at the peak and at the end of a step, a plan at a time."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -65,14 +66,6 @@ class MemoryScore:
     end: float
 
 
-def memory_of(row: Row, without: Collection[str] = ()) -> RankMemory:
-    """What the last rank of a row holds; errors as of ``program_of``.
-
-    Arguments: ``without``, names of facts of the stack to leave out.
-    """
-    return held_of(row, program_of(row), without)
-
-
 def program_of(row: Row) -> Program:
     """The program of a row; raises ``Skipped`` for what is not modelled."""
     # Any cluster: a program knows none, and its memory is taken in issue order.
@@ -81,8 +74,9 @@ def program_of(row: Row) -> Program:
 
 
 def held_of(row: Row, program: Program, without: Collection[str] = ()) -> RankMemory:
-    """As ``memory_of``, of a program of the row.
+    """What the last rank of a row holds, by the row's program.
 
+    Arguments: ``without``, names of facts of the stack to leave out.
     Ranks do their ops in issue order, as an allocator sees them: no device's seconds are needed.
     """
     facts = profiles.load_stack(columns.stack_name(row)).memory
@@ -135,25 +129,22 @@ def memory_pairs(
 ) -> tuple[list[MemoryPair], dict[str, int]]:
     """Every plan's numbers, and reasons why plans are skipped, each with their count."""
     pairs: list[MemoryPair] = []
-    skipped: dict[str, int] = {}
     groups = measured(rows)
-    left = len(rows) - sum(map(len, groups))
-    if left:
-        skipped['no measured bytes'] = left
+    skipped = Counter({'no measured bytes': len(rows) - sum(map(len, groups))})
     for number, group in enumerate(groups, start=1):
         try:
-            held = memory_of(group[0], without)
+            held = held_of(group[0], program_of(group[0]), without)
         except (ValueError, ZeroDivisionError) as wrong:
             reason = f'{group[0].name}: a cell or flag is not a number as it should be ({wrong})'[:200]
-            skipped[reason] = skipped.get(reason, 0) + 1
+            skipped[reason] += 1
         except (columns.Skipped, SimparError) as why:
             reason = str(why).splitlines()[0][:200].removeprefix(f'{group[0].name}: ')
-            skipped[reason] = skipped.get(reason, 0) + 1
+            skipped[reason] += 1
         else:
             pairs.append(pair_of(group, held))
         if tell:
             tell(number, len(groups))
-    return pairs, dict(sorted(skipped.items(), key=lambda item: -item[1]))
+    return pairs, dict((+skipped).most_common())
 
 
 def pair_of(group: Sequence[Row], held: RankMemory) -> MemoryPair:

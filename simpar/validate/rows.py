@@ -178,27 +178,24 @@ def _fits(row: Row, vocab: int) -> bool:
     return round(weights / 1e9, len(stated.partition('.')[2])) == float(stated)
 
 
-def _read(path: Path, problems: list[Problem]) -> list[Row]:
+def _read(path: Path, problems: list[Problem]) -> Iterator[Row]:
     try:
         text = read_regular(path, MOST_BYTES).decode('utf-8')
     except (OSError, UnicodeDecodeError) as failure:
         problems.append(Problem(str(path), f'cannot be read: {str(failure)[:100]}', 'write CSV in UTF-8'))
-        return []
+        return
     reader = csv.DictReader(io.StringIO(text, newline=''))
-    rows = []
     try:
         if missing := _missing(reader.fieldnames or ()):
             problems.append(_lacks(path, missing))
-            return []
+            return
         for cells in reader:
             # What stands behind the last column has no name.
             found = {key: word.strip() for key, word in cells.items() if key and word and word.strip()}
-            row = _row(path, reader.line_num, found, problems)
-            if row:
-                rows.append(row)
+            if row := _row(path, reader.line_num, found, problems):
+                yield row
     except csv.Error as failure:
         problems.append(Problem(f'{path}:{reader.line_num}', f'no row of CSV: {failure}', 'write one line a row'))
-    return rows
 
 
 def _row(path: Path, line: int, cells: Mapping[str, str], problems: list[Problem]) -> Row | None:
