@@ -80,7 +80,7 @@ class Trained:
         """Raise ``ScheduleError`` with all that the checkpoint in a folder was trained with and this run is not."""
         problems = [
             Problem(schedule.where(key), f'{key}: is {_shown(now)}, but {folder} was trained with {_shown(then)}', _AS)
-            for key, now, then in _differences(_rows(self._in_full(folder)), _rows(before._in_full(folder)))
+            for key, now, then in _differences('workload', self._in_full(folder), before._in_full(folder))
         ]
         for name, now, then in (('dtype', self.dtype, before.dtype), ('data', self.data, before.data)):
             if now != then:
@@ -104,39 +104,26 @@ _OWN: Final = 'that of the schedule'
 _AS: Final = 'write that again, or name another folder for a new training'
 
 
-def _rows(workload: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted key → value, of all that says what is trained; kinds and lengths of lists are rows, too."""
-    return dict(_flat('workload', workload))
-
-
-def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _differences(key: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Keys that say what is trained and differ, with both values; none below a key that differs already."""
     if key.endswith('.module.graph'):
-        graph = json.loads(value)
         # By name, so that one operator more is one difference. Sources and notes tell where it comes from.
-        value = {node.pop('name'): node for node in graph['nodes']}
-    if isinstance(value, Mapping):
-        yield key, ', '.join(value) if len(value) == 1 else '{…}'
-        for part, of in value.items():
+        now, then = ({node.pop('name'): node for node in json.loads(one)['nodes']} for one in (now, then))
+    mine, theirs = _kind(now), _kind(then)
+    if mine != theirs:
+        yield key, mine, theirs
+    elif mine is not now:
+        ours, others = (one if isinstance(one, Mapping) else dict(enumerate(one)) for one in (now, then))
+        for part in dict.fromkeys((*ours, *others)):
             if part not in MAY_CHANGE:
-                yield from _flat(f'{key}.{part}', of)
-    elif isinstance(value, list) and any(isinstance(of, dict) for of in value):
-        yield key, f'a list of {len(value)}'
-        for place, of in enumerate(value):
-            yield from _flat(f'{key}.{place}', of)
-    else:
-        yield key, value
+                yield from _differences(f'{key}.{part}', ours.get(part, _ABSENT), others.get(part, _ABSENT))
 
 
-def _differences(now: Mapping[str, Any], then: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Keys that differ, with both values; none below a key that differs already."""
-    differing: set[str] = set()
-    for key in dict.fromkeys((*now, *then)):
-        parts = key.split('.')
-        if any('.'.join(parts[:end]) in differing for end in range(1, len(parts))):
-            continue
-        if now.get(key, _ABSENT) != then.get(key, _ABSENT):
-            differing.add(key)
-            yield key, now.get(key, _ABSENT), then.get(key, _ABSENT)
+def _kind(value: Any) -> Any:
+    """A value; of one whose parts are compared one by one, its kind or length."""
+    if isinstance(value, Mapping):
+        return ', '.join(value) if len(value) == 1 else '{…}'
+    return f'a list of {len(value)}' if isinstance(value, list) and any(isinstance(of, dict) for of in value) else value
 
 
 _ABSENT: Final = object()

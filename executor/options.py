@@ -6,7 +6,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -20,45 +19,42 @@ Value = TypeVar('Value')
 TRANSPORTS = ('native', 'gloo')
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a call asks to train on, with the flags that it does not have as they are without them."""
-
-    device: str = 'cpu'
-    transport: str = ''
-    issue: str = 'eager'
-    order: int | None = None
-    compute: str = 'real'
-    favour_communication: bool = False
-    device_memory: int = 0
-    time_ops: Path | None = None
-    net: Net = field(default_factory=Net)
-
-    def check(self, launched: str, *, processes: bool) -> None:
-        """Raises as ``check_device``.
-
-        Arguments: ``processes``, whether ranks may have processes of their own.
-        """
-        known = (('device', self.device, tuple(KINDS)), ('transport', self.transport, ('', *TRANSPORTS)))
-        problems = [
-            Problem(name, f'is {value!r}', f'write one of {", ".join(map(repr, names))}')
-            for name, value, names in known
-            if value not in names
-        ]
-        if not problems and not processes and not (in_one_process(self) or in_threads(self.device, self.transport)):
-            problems.append(
-                Problem('processes', f'ranks on {self.device} have processes of their own', 'leave out processes=False')
-            )
-        refuse(problems)
-        check_device(self, launched)
+UNSAID: Final[Mapping[str, Any]] = {
+    'issue': 'eager', 'order': None, 'compute': 'real', 'favour_communication': False, 'device_memory': 0,
+    'time_ops': None, 'net': Net(),
+}  # fmt: skip
+"""Flags of a run as they are where a call does not have them."""
 
 
-def in_one_process(options: argparse.Namespace | Wanted) -> bool:
+def run_options(
+    device: str, transport: str, launched: str, *, processes: bool = True, **more: object
+) -> argparse.Namespace:
+    """What a call asks to train on, as flags. Raises as ``check_device``.
+
+    Arguments: ``processes``, whether ranks may have processes of their own; ``more``, other flags.
+    """
+    known = (('device', device, tuple(KINDS)), ('transport', transport, ('', *TRANSPORTS)))
+    problems = [
+        Problem(name, f'is {value!r}', f'write one of {", ".join(map(repr, names))}')
+        for name, value, names in known
+        if value not in names
+    ]
+    options = argparse.Namespace(**{**UNSAID, 'device': device, 'transport': transport, **more})
+    if not problems and not processes and not (in_one_process(options) or in_threads(device, transport)):
+        problems.append(
+            Problem('processes', f'ranks on {device} have processes of their own', 'leave out processes=False')
+        )
+    refuse(problems)
+    check_device(options, launched)
+    return options
+
+
+def in_one_process(options: argparse.Namespace) -> bool:
     """Whether all ranks are devices of one process."""
     return bool(options.device == 'virtual' and options.transport != 'gloo')
 
 
-def check_device(options: argparse.Namespace | Wanted, launched: str) -> None:
+def check_device(options: argparse.Namespace, launched: str) -> None:
     """Raises ``ScheduleError`` naming every flag that cannot be followed, ``RunFailed`` where there is no device.
 
     Arguments: ``launched``, who has started this process as a rank; empty: nobody.
@@ -70,7 +66,7 @@ def check_device(options: argparse.Namespace | Wanted, launched: str) -> None:
     require(options.device)
 
 
-def _problems(options: argparse.Namespace | Wanted, launched: str) -> Iterator[Problem]:
+def _problems(options: argparse.Namespace, launched: str) -> Iterator[Problem]:
     kind, threads = KINDS[options.device], in_threads(options.device, options.transport)
     if options.issue == 'graph' and not kind.graphs:
         yield Problem('--issue graph', f'is not possible on {kind.name}, which captures none', 'write --issue eager')
@@ -118,8 +114,7 @@ def parser() -> argparse.ArgumentParser:
     for name, text in VERBS.items():
         add_flags(verbs.add_parser(name, help=text, description=text, allow_abbrev=False), name)
     # What a run takes besides, and hosts need not agree on.
-    wanted = {one.name: getattr(Wanted(), one.name) for one in fields(Wanted)}
-    verbs.choices['preflight'].set_defaults(**wanted, steps=1, save_state=None, costs='', save_baseline=None)
+    verbs.choices['preflight'].set_defaults(**UNSAID, steps=1, save_state=None, costs='', save_baseline=None)
     return top
 
 

@@ -69,6 +69,7 @@ class Request:
         work_queues: how many a device has, which streams share; 0: as the costs say, or one for each.
         room: bytes that a rank's device has for tensors; 0: as many as it needs.
         to_host: latency and bytes a second of a link to the host that is paced; none: as fast as memory copies.
+        clocks: whether threads of streams read clocks of CPU time before and behind each op.
     """
 
     compute: Compute = 'real'
@@ -85,6 +86,7 @@ class Request:
     work_queues: int = 0
     room: int = 0
     to_host: Pair | None = None
+    clocks: bool = False
 
     @property
     def threads(self) -> bool:
@@ -104,7 +106,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a rank saw: times since the program began, shape [steps, slots]; its shards of losses, parameters and
-    gradients; ``notes``, what was logged; ``written``, its part of a checkpoint; ``cpu``, see ``Machine``."""
+    gradients; ``notes``, what was logged; ``written``, its part of a checkpoint; ``cpu``, see ``Streams``."""
 
     arrive_KS: Times
     end_KS: Times

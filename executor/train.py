@@ -16,7 +16,7 @@ from executor import draws, state, tensors, validate
 from executor.checkpoint import Contents, Trained, write_rank
 from executor.cluster import Launch, detect, external
 from executor.inprocess import InProcess
-from executor.options import Wanted, in_one_process
+from executor.options import in_one_process, run_options
 from executor.ranks.pool import Pool
 from executor.ranks.real import Start
 from executor.state import Request, Stretch
@@ -217,9 +217,8 @@ def train(
     root = None if checkpoint is None else Path(checkpoint)
     launch = detect(os.environ) if processes else None
     launch = launch and launch.placed(case.cluster.placement)
-    wanted = Wanted(device, transport)
-    wanted.check(launch.by if launch else '', processes=processes)
-    runner = _runner(program, launch, timeout, wanted, processes=processes)
+    options = run_options(device, transport, launch.by if launch else '', processes=processes)
+    runner = _runner(program, launch, timeout, virtual=in_one_process(options), processes=processes)
     request = Request(steps=steps, seed=seed, dtype=dtype, device=device, transport=transport)
     training = _Training(case, request, root, every)
     first = not launch or launch.rank == 0
@@ -243,9 +242,8 @@ def _case(file: str | os.PathLike[str] | Case, overrides: Sequence[str], module:
     return file
 
 
-def _runner(program: Program, launch: Launch | None, timeout: float, wanted: Wanted, *, processes: bool) -> Runner:
+def _runner(program: Program, launch: Launch | None, timeout: float, *, virtual: bool, processes: bool) -> Runner:
     validate.validate(program)
-    virtual = in_one_process(wanted)
     if virtual or not processes:
         return in_process(program, virtual=virtual)
     if launch is not None:

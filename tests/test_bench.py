@@ -220,7 +220,7 @@ class Ticking:
     def ran(self, program, steps):
         slots = len(program.roles[0])
         ticks = np.arange(1.0, steps * slots + 1).reshape(steps, slots)
-        return [Outcome(ticks, ticks, cpu=ticks)] * program.world
+        return [Outcome(ticks, ticks, cpu=np.stack([ticks] * 4))] * program.world
 
 
 def test_ops_take_all_of_a_step_between_them():

@@ -15,7 +15,7 @@ from executor import devices, host
 from executor.bench import items, kinds, rounds
 from executor.bench.ranks import Journal, LaunchedPool, TimedPool, Timer
 from executor.cluster import Launch, external, meeting
-from executor.options import Wanted, check_outputs, in_one_process
+from executor.options import check_outputs, in_one_process, run_options
 from executor.state import Request
 from simpar import calibrate, files, profiles
 from simpar.case import load_case
@@ -329,9 +329,8 @@ def _checked(options: argparse.Namespace, launch: Launch | None) -> items.On:
     check_outputs(options, 'bench')
     if options.profile:
         calibrate.require_profile_path(options.profile)
-    net = parse_net(options.net)
-    wanted = Wanted(options.device, options.transport, compute=options.compute, net=net)
-    wanted.check(launch.by if launch else '', processes=True)
+    by, net = launch.by if launch else '', parse_net(options.net)
+    run_options(options.device, options.transport, by, compute=options.compute, net=net)
     return items.look_at(options.device, options.transport, '' if options.dtype == 'fp32' else options.dtype)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias, Union
 
 import numpy as np
 import torch
@@ -24,8 +24,7 @@ import torch.distributed as dist
 from executor import host, state
 from executor.bench.items import matmul, program_of
 from executor.cluster import Launch, external, meeting
-from executor.ranks import emulated, pool, real, streams, watchdog
-from executor.ranks.rank import Machines
+from executor.ranks import pool, watchdog
 from executor.state import Compute, Outcome, Request
 from simpar.cost.costs import Costs
 from simpar.errors import RunFailed, refusal
@@ -33,9 +32,6 @@ from simpar.files import read_regular, write_atomically
 from simpar.hardware.net import Net
 from simpar.program import Program, text
 from simpar.trace import Times, Trace
-
-MOST_STEPS: Final = 64
-"""Steps of a run with emulated compute, at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,35 +48,19 @@ class Timed:
     process_RKS: Times
 
 
-class Timer(Protocol):
-    """Ranks that run a program and say how long its ops took: own ones, or those that a launcher has started."""
-
-    @property
-    def world(self) -> int:
-        """How many."""
-
-    @property
-    def net(self) -> Net:
-        """What joins them."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader of the times must know."""
-
-    def timed(self, program: Program, steps: int, costs: Costs | None = None, issue: str = 'eager') -> Timed:
-        """Run a program for some steps, back to back.
-
-        Arguments: ``costs``, for emulated compute; None: compute is real. ``issue``, as of ``Request``.
-        """
+Timer: TypeAlias = Union['TimedPool', 'LaunchedPool', 'Journal']
+"""Ranks that run a program and say how long its ops took: own ones, or those that a launcher has started."""
 
 
-def on_clock(trace: Trace) -> Timed:
-    """A run on devices, whose events tell all there is: no processor is shared with others."""
-    seconds = np.zeros((trace.program.world, trace.steps, max(map(len, trace.program.roles))))
-    for one in range(trace.program.world):
+def timed(trace: Trace, ranks: Sequence[Outcome], *, threads: bool) -> Timed:
+    """A run of some ranks. Without threads events of devices tell all there is: no processor is shared with others."""
+    # Ranks that stand by have fewer slots than others: what they have none of took no time.
+    found = np.zeros((2, trace.program.world, trace.steps, max(map(len, trace.program.roles))))
+    for one, seen in enumerate(ranks):
         times = trace.times_of(one)
-        seconds[one, :, : times.end_KS.shape[1]] = times.end_KS - times.start_KS
-    return Timed(trace, seconds, seconds)
+        seconds = seen.cpu[2:] - seen.cpu[:2] if threads else times.end_KS - times.start_KS
+        found[:, one, :, : seconds.shape[-1]] = seconds
+    return Timed(trace, *found)
 
 
 class TimedPool(pool.Pool):
@@ -94,60 +74,15 @@ class TimedPool(pool.Pool):
         super().__init__(world, **more)
 
     def timed(self, program: Program, steps: int, costs: Costs | None = None, issue: str = 'eager') -> Timed:
-        """Run a program for some steps, back to back; see ``Timer``."""
+        """Run a program for some steps, back to back.
+
+        Arguments: ``costs``, for emulated compute; None: compute is real. ``issue``, as of ``Request``.
+        """
         compute: Compute = 'real' if costs is None else 'emulated'
-        request = replace(self._request, compute=compute, costs=costs, steps=steps, issue=issue)
-        cpu: list[Times] = []
-        trace = self.perform(program, request, lambda _, ranks: cpu.extend(one.cpu for one in ranks)).trace
-        return with_cpu(trace, cpu) if request.threads else on_clock(trace)
-
-    def _machines(self, rank: int) -> Machines:
-        return Machines(TimedMachine, TimedEmulation)
-
-
-def with_cpu(trace: Trace, cpu: Sequence[Times]) -> Timed:
-    """A run on processors. Arguments: ``cpu``, rank by rank, of thread and process."""
-    # Ranks that stand by have fewer slots than others: what they have none of took no time.
-    found = np.zeros((2, trace.program.world, trace.steps, max(map(len, trace.program.roles))))
-    for one, seconds in enumerate(cpu):
-        if seconds.size:
-            found[:, one, :, : seconds.shape[2]] = seconds[:, : trace.steps]
-    return Timed(trace, *found)
-
-
-class TimedMachine(real.RealMachine):
-    """Real compute; reads CPU clocks."""
-
-    def __init__(self, start: real.Start, *more: Any, **others: Any) -> None:
-        super().__init__(start, *more, **others)
-        self.cpu = np.zeros((2, start.steps, len(start.program.role(start.rank))))
-
-    def run(self, work: streams.Work, arrived: float) -> float:
-        """As real compute does."""
-        before = _cpu_times()
-        end = super().run(work, arrived)
-        self.cpu[:, work.step, work.slot.position] = np.subtract(_cpu_times(), before)
-        return end
-
-
-class TimedEmulation(emulated.EmulatedMachine):
-    """Emulated compute; reads CPU clocks for its messages."""
-
-    def __init__(self, program: Program, costs: Costs, rank: int, *more: Any) -> None:
-        super().__init__(program, costs, rank, *more)
-        # It is not told how many steps will run.
-        self.cpu = np.zeros((2, MOST_STEPS, len(program.role(rank))))
-
-    def communicate(self, work: streams.Work, arrived: float) -> float:
-        """As emulated compute does."""
-        before = _cpu_times()
-        end = super().communicate(work, arrived)
-        self.cpu[:, work.step, work.slot.position] = np.subtract(_cpu_times(), before)
-        return end
-
-
-def _cpu_times() -> tuple[float, float]:
-    return time.thread_time(), time.process_time()
+        request = replace(self._request, compute=compute, costs=costs, steps=steps, issue=issue, clocks=True)
+        ranks: list[Outcome] = []
+        trace = self.perform(program, request, lambda _, outcomes: ranks.extend(outcomes)).trace
+        return timed(trace, ranks, threads=request.threads)
 
 
 # A bench on ranks that a launcher has started, on any number of hosts: rank 0 says what runs, all others follow.
@@ -197,9 +132,6 @@ class LaunchedPool(external.External):
         self._notes += self._unlike(machine)
         self._jobs = 0
         self._stack = ExitStack()
-
-    def _machines(self) -> Machines:
-        return Machines(TimedMachine, TimedEmulation)
 
     def _place(self, places: list[meeting.Place]) -> None:
         """Keep to a core, where this host has enough; know which of its devices is this rank's."""
@@ -252,9 +184,9 @@ class LaunchedPool(external.External):
         """Run a program on all ranks for some steps, back to back; see ``Timer``."""
         assert costs is None
         self._say({'program': text.format_program(program), 'steps': steps, 'issue': issue})
-        cpu: list[Times] = []
-        trace = self._turn(program, steps, issue, lambda _, ranks: cpu.extend(one.cpu for one in ranks))
-        return with_cpu(trace, cpu) if self._request.threads else on_clock(trace)
+        ranks: list[Outcome] = []
+        trace = self._turn(program, steps, issue, lambda _, outcomes: ranks.extend(outcomes))
+        return timed(trace, ranks, threads=self._request.threads)
 
     def _say(self, job: dict[str, Any]) -> None:
         self._base.set(f'simpar/job/{self._jobs}', zlib.compress(json.dumps(job).encode()))
@@ -281,7 +213,8 @@ class LaunchedPool(external.External):
     def _turn(self, program: Program, steps: int, issue: str, finish: Any) -> Any:
         self._program = program
         with external.errors_of(self._meeting):
-            execution = self.run(replace(self._request, steps=steps, issue=issue), self.net, finish)
+            request = replace(self._request, steps=steps, issue=issue, clocks=True)
+            execution = self.run(request, self.net, finish)
         return execution.trace if execution else None
 
     def _part(self) -> None:

@@ -535,21 +535,17 @@ class AloneMachine(real.RealMachine):
 
     def __init__(self, pauses: Mapping[str, list[float]], start: real.Start, *more: Any, **others: Any) -> None:
         super().__init__(start, *more, **others)
-        slots = len(start.program.role(start.rank))
-        self.cpu = np.zeros((start.steps, slots))
         self._came: dict[int, list[torch.Tensor]] = {}
-        self._pauses = pauses.get(start.program.hash, [0.0] * slots)
+        self._pauses = pauses.get(start.program.hash, [0.0] * len(start.program.role(start.rank)))
 
     def run(self, work: streams.Work, arrived: float) -> float:
-        """As real compute does, with the CPU time of the process at the end; for a message the thread sleeps.
+        """As real compute does; for a message the thread sleeps.
 
         The same memory comes each time, for that of a message is no part of what is timed.
         """
         slot, program = work.slot, self._start.program
         if slot.op.kind == 'compute':
-            end = super().run(work, arrived)
-            self.cpu[work.step, slot.position] = time.process_time()
-            return end
+            return super().run(work, arrived)
         if slot.index not in self._came:
             named = [program.tensor[name] for name in slot.op.writes + slot.op.accumulates]
             self._came[slot.index] = [
@@ -578,7 +574,7 @@ class AlonePool(Pool):
     def ran(self, program: Program, steps: int) -> list[state.Outcome]:
         """Run so many steps; what each rank saw."""
         found: list[state.Outcome] = []
-        asked = state.Request(steps=steps, favour=self._favour)
+        asked = state.Request(steps=steps, favour=self._favour, clocks=True)
         self.perform(program, asked, lambda _, outcomes: found.extend(outcomes))
         return found
 
@@ -624,7 +620,8 @@ class InOrder:
         if not priced:
             return
         found = self._steps.setdefault((program.hash, one), _Steps([ops[order[at]].name for at in priced]))
-        cpu = np.diff(ran.cpu[:, order].ravel(), prepend=0.0).reshape(len(ran.cpu), -1)
+        # Of the whole process, from the end of one op to that of the next.
+        cpu = np.diff(ran.cpu[3][:, order].ravel(), prepend=0.0).reshape(len(ran.end_KS), -1)
         for seconds, kept in ((own_seconds(role, order, ran), found.wall), (cpu, found.cpu)):
             # What takes no time by price, as a view, counts with the op behind it.
             kept.extend(_behind(seconds, priced)[WARM_UP:])

@@ -481,9 +481,7 @@ class Captured:
 
 @dataclass(eq=False)
 class GraphIssuer(Issuer):
-    """Issues a rank's role as captured graphs; arguments as of ``Issuer``, and ``keep``, whether gradients are."""
-
-    keep: bool = True
+    """Issues a rank's role as captured graphs; arguments as of ``Issuer``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -558,7 +556,7 @@ class GraphIssuer(Issuer):
         event = self._module.Event
         marks = Marks.of(len(self.slots), lambda: event(enable_timing=True, external=True))
         # Whether a replay is the last is not known when it is captured.
-        last, computation.remembered = computation.remembered, None if self.keep else -1
+        last, computation.remembered = computation.remembered, None
         gradients, computation.gradients = computation.gradients, {}
         self._done = {slot: event() for slot in self._needed}
         try:

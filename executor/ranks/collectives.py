@@ -239,16 +239,6 @@ class Pace:
     virtual: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Meeting:
-    """Moments on their way, and who wants to know the latest."""
-
-    works: list[dist.Work]
-    mine: torch.Tensor
-    theirs: torch.Tensor
-    known: Callable[[float], object]
-
-
 class Channel:
     """Messages among the ranks of one group, for one stream.
 
@@ -265,7 +255,7 @@ class Channel:
         self._upward = upward
         self._downward = downward
         self._clock = clock
-        self._meeting: _Meeting | None = None
+        self._met: Callable[[], object] | None = None
         self.done: float | None = None
         """When the last exchange was done by the links' clocks; None: when it returned."""
         self.paced = self.late = 0
@@ -337,15 +327,19 @@ class Channel:
         mine, theirs = torch.tensor([moment], dtype=torch.float64), torch.empty(len(peers), dtype=torch.float64)
         works = [self._receive(theirs[at : at + 1], peer) for at, peer in enumerate(peers)]
         works += [self._send(mine, peer) for peer in peers]
-        self._meeting = _Meeting(works, mine, theirs, known)
+
+        def met() -> None:
+            for work in works:
+                work.wait()
+            known(max(moment, float(theirs.max())))
+
+        self._met = met
 
     def settle(self) -> None:
         """Wait for the meeting that has begun, if any."""
-        if self._meeting is not None:
-            meeting, self._meeting = self._meeting, None
-            for work in meeting.works:
-                work.wait()
-            meeting.known(max(float(meeting.mine), float(meeting.theirs.max())))
+        if self._met is not None:
+            met, self._met = self._met, None
+            met()
 
     def latest(self, moment: float) -> float:
         """Return the latest of the moments that the ranks of the group give (a dissemination barrier)."""

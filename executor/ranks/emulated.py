@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-import numpy as np
 import torch
 
 from executor.host import Clock
 from executor.ranks import collectives, streams
 from simpar.cost.costs import Costs, entry_of
 from simpar.program import COPY, OpClass, Program
-from simpar.trace import Times
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +124,6 @@ class EmulatedMachine:
         self._issued = list(accumulate(hosts))
         self._period = sum(hosts)
         self._begin = 0.0
-        self.cpu: Times = np.zeros(0)
 
     def begin(self, moment: float) -> None:
         """The host starts to issue ops."""

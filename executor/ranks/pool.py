@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import get_temp_dir
@@ -162,19 +163,18 @@ def _wait_for_the_end() -> None:
 
 def _join_network(setup: Setup, talk: Talk) -> str:
     """Enter a network namespace of its own, if asked; returns the address of rank 0."""
-    if setup.net.kind != 'netns':
-        # Loopback: the ranks are on this machine, and other interfaces may go through a firewall.
-        os.environ['GLOO_SOCKET_IFNAME'] = 'lo0' if os.uname().sysname == 'Darwin' else 'lo'
-        talk.say('hello', os.getpid())
-        talk.expect('attached')
-        return LOOPBACK
-    # Before any socket is opened, since sockets stay in the namespace where they were made.
-    netns.enter()
+    own = setup.net.kind == 'netns'
+    if own:
+        # Before any socket is opened, since sockets stay in the namespace where they were made.
+        netns.enter()
     talk.say('hello', os.getpid())
     talk.expect('attached')
-    netns.shape(setup.rank, setup.net.rate)
-    os.environ['GLOO_SOCKET_IFNAME'] = netns.DEVICE
-    return netns.address(0)
+    if own:
+        netns.shape(setup.rank, setup.net.rate)
+    # Loopback: the ranks are on this machine, and other interfaces may go through a firewall.
+    loopback = 'lo0' if os.uname().sysname == 'Darwin' else 'lo'
+    os.environ['GLOO_SOCKET_IFNAME'] = netns.DEVICE if own else loopback
+    return netns.address(0) if own else LOOPBACK
 
 
 def _serve(setup: Setup, talk: Talk, host: str) -> None:
@@ -242,16 +242,6 @@ class Child(Talk):
     @property
     def pid(self) -> int:
         return int(self.process.pid)
-
-    @property
-    def ends(self) -> tuple[Any, ...]:
-        return (self.pipe, self.process.sentinel)
-
-    @property
-    def exit_code(self) -> int | None:
-        """None or 0 while nothing is wrong."""
-        code: int | None = self.process.exitcode
-        return code
 
     def say(self, word: str, what: object = None) -> None:
         """Send a message, to whoever still hears it."""
@@ -513,7 +503,8 @@ class Pool:
         while len(said) < len(children):
             # Ranks that have answered may rightly be quiet; only the others are watched.
             silent = [rank for rank in range(len(children)) if rank not in said]
-            ready = wait([end for rank in silent for end in children[rank].ends], timeout=0.1)
+            pairs = ((children[rank].pipe, children[rank].process.sentinel) for rank in silent)
+            ready = wait([*chain.from_iterable(pairs)], timeout=0.1)
             for rank in silent:
                 # The pipe before the sentinel: a rank that failed has often said why before it ended.
                 if children[rank].pipe in ready:
@@ -549,7 +540,7 @@ class Pool:
         while (left := until - time.perf_counter()) > 0:
             for child in self._speaking(left):
                 failures += child.last_failures()
-        dead = {rank: self._death(rank, child) for rank, child in enumerate(self._children) if child.exit_code}
+        dead = {rank: self._death(rank, child) for rank, child in enumerate(self._children) if child.process.exitcode}
         if program is not None:
             seen = Seen(dead, self._stopped(), busy.found())
             raise RunFailed(explain(program, self._status, seen, failures, self._timeout))
@@ -576,4 +567,4 @@ class Pool:
 
     def _death(self, rank: int, child: Child) -> str:
         stderr = self._folder / f'stderr{rank}'
-        return death(child.exit_code or 0, stderr.read_text(errors='replace') if stderr.exists() else '')
+        return death(child.process.exitcode or 0, stderr.read_text(errors='replace') if stderr.exists() else '')

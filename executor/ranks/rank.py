@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Final, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,8 @@ from executor.ranks.collectives import LATE, Channel, Link
 from executor.ranks.emulated import EmulatedMachine
 from executor.ranks.real import Computation, Groups, RealMachine, Start, device_transports
 from executor.ranks.streams import Streams, set_queues
-from executor.ranks.watchdog import Failure, Status
+from executor.ranks.watchdog import Status
 from executor.state import INIT_TIMEOUT, Outcome, Request, Stretch
-from simpar import trace
 from simpar.cost.costs import Costs
 from simpar.hardware.net import Net
 from simpar.program import Program
@@ -37,24 +36,8 @@ TOO_SLOW: Final = 'the machine was too busy'
 """How a note begins that says so."""
 
 
-class Watched(Protocol):
-    """A run that somebody watches."""
-
-    failures: list[Failure]
-    arrive_KS: trace.Times
-    end_KS: trace.Times
-    cpu: trace.Times
-
-    def begin(self, moment: float) -> None:
-        """All ranks begin at a moment that is near."""
-
-    def start(self, begin: float) -> None:
-        """Begin."""
-
-    def wait(self, seconds: float) -> bool:
-        """Wait up to ``seconds``; return whether all is through or something has failed."""
-
-
+Watched: TypeAlias = Streams | issue.DeviceRun
+"""A run that somebody watches."""
 Prepared = tuple[tuple[str, ...], Computation | None, Watched]
 """Notes, what computes for real, and the run."""
 
@@ -190,7 +173,7 @@ class Rank:
             machine = self.machines.emulated(program, costs, self.rank, self.clock, self._link)
         streams = Streams(
             program, self.rank, request.steps, machine, self._channels[program.hash], self.status,
-            favour=favour, queues=request.queues,
+            favour=favour, queues=request.queues, clocks=request.clocks,
         )  # fmt: skip
         return (), machine if isinstance(machine, RealMachine) else None, streams
 

@@ -11,7 +11,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -25,7 +24,6 @@ from executor.state import Pair, Part, Request, Stretch
 from executor.tensors import TORCH, Packing, bounds, initial, joined, persistent, shape_of_step, slices_of, torch_dtype
 from simpar.errors import ProgramError, RunFailed
 from simpar.program import Instance, OpClass, Program, Tensor, instance
-from simpar.trace import Times
 from simpar.units import format_size
 
 # What an op of communication does with its tensors, over any transport: ``Transport`` is the seam to what carries it.
@@ -579,7 +577,6 @@ class RealMachine(Computation):
         self, start: Start, clock: host.Clock, link: Link | None, *, keep: bool = True, to_host: Pair | None = None
     ) -> None:
         super().__init__(start, Memory(start, FEED_LIMIT))
-        self.cpu: Times = np.zeros(0)
         self._clock = clock
         self._pace = None if link is None else Pace(link)
         self._to_host = to_host

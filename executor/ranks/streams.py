@@ -35,12 +35,7 @@ class Work:
 
 
 class Machine(Protocol):
-    """Runs ops for the streams; every method is called from several threads at once.
-
-    Arguments: ``cpu``, seconds of CPU time that it has measured, shape [..., steps, slots]; empty: none.
-    """
-
-    cpu: trace.Times
+    """Runs ops for the streams; every method is called from several threads at once."""
 
     def begin(self, moment: float) -> None:
         """The program begins."""
@@ -146,6 +141,7 @@ class Streams:
         status: learns what every stream does.
         favour: whether communication goes first where both want one core.
         queues: how many work queues its device has, which streams share; 0: one for each.
+        clocks: whether ``cpu``, shape [4, steps, slots], has CPU seconds of thread and process before and behind ops.
     """
 
     program: Program
@@ -156,6 +152,7 @@ class Streams:
     status: watchdog.Status
     favour: bool = False
     queues: InitVar[int] = 0
+    clocks: bool = False
 
     def __post_init__(self, queues: int) -> None:
         role = self.program.role(self.rank)
@@ -167,7 +164,7 @@ class Streams:
         self._queues = queues_by_slot(role, queues)
         self.arrive_KS: trace.Times = np.zeros((self.steps, len(role)))
         self.end_KS: trace.Times = np.zeros((self.steps, len(role)))
-        self.cpu = self.machine.cpu
+        self.cpu: trace.Times = np.zeros((4, self.steps, len(role)) if self.clocks else 0)
         self.failures: list[watchdog.Failure] = []
         self._threads: list[threading.Thread] = []
 
@@ -233,7 +230,10 @@ class Streams:
         if queue:
             queue.leave(arrived)
         self._say(stream, watchdog.RUNNING, step, at)
+        before = _cpu_times() if self.clocks else ()
         end = self.machine.run(work, arrived)
+        if self.clocks:
+            self.cpu[:, step, at] = (*before, *_cpu_times())
         self.arrive_KS[step, at], self.end_KS[step, at] = arrived, end
         with stream.changed:
             stream.finished += 1
@@ -269,6 +269,10 @@ class Streams:
         for one in waited:
             with one.changed:
                 one.changed.notify_all()
+
+
+def _cpu_times() -> tuple[float, float]:
+    return time.thread_time(), time.process_time()
 
 
 def failure_of(rank: int, step: int, slot: int, error: Exception) -> watchdog.Failure:
