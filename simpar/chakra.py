@@ -94,17 +94,13 @@ class _Rank:
     def _made(self, slot: int, waits: list[int]) -> Iterator[Any]:
         op = self._trace.program.op(self._role, slot)
         if op.kind == 'compute':
-            work = {'num_ops': ('int64_val', int(op.flops)), 'tensor_size': ('uint64_val', int(op.bytes))}
-            yield self._node(slot, COMPUTE, waits, work)
+            yield self._node(slot, COMPUTE, waits, {'num_ops': int(op.flops), 'tensor_size': int(op.bytes)})
         elif (known := COLLECTIVES.get(op.operator)) and known.chakra is not None:
             members = self._trace.program.partitions[op.partition].members(self._rank)
             # What each rank gives: of an all-gather its part.
             size = known.part(known.gives, op.bytes, len(members))
-            talk = {
-                'comm_type': ('int64_val', known.chakra),
-                'comm_size': ('int64_val', int(size)),
-                'pg_name': ('string_val', self._groups.setdefault(members, str(len(self._groups) + 1))),
-            }
+            group = self._groups.setdefault(members, str(len(self._groups) + 1))
+            talk = {'comm_type': known.chakra, 'comm_size': int(size), 'pg_name': group}
             yield self._node(slot, COLLECTIVE, waits, talk)
         else:
             yield from self._messages(slot, op, waits)
@@ -119,27 +115,18 @@ class _Rank:
         for kind, offset in ends:
             peer = members[(place + offset) % len(members)]
             source, target = (self._rank, peer) if kind == SEND else (peer, self._rank)
-            talk = {
-                'comm_src': ('int32_val', source),
-                'comm_dst': ('int32_val', target),
-                'comm_tag': ('int32_val', tag),
-                'comm_size': ('int64_val', int(op.bytes)),
-            }
-            yield self._node(slot, kind, waits, talk)
+            ends_of = {'comm_src': source, 'comm_dst': target, 'comm_tag': tag, 'comm_size': int(op.bytes)}
+            yield self._node(slot, kind, waits, ends_of)
 
-    def _node(self, slot: int, kind: int, waits: list[int], more: dict[str, tuple[str, Any]]) -> Any:
+    def _node(self, slot: int, kind: int, waits: list[int], more: dict[str, Any]) -> Any:
         role, seconds = self._role, float(self._seconds[slot])
         number, self._next = self._next, self._next + 1
         op = self._trace.program.op(role, slot)
         # Only what is split has a number behind its name.
         parts = [('micro-batch', int(role.micro_batch[slot])), ('copy', int(role.copy[slot]))]
         said = ''.join(f' {word} {one}' for word, one in parts if one)
-        told = {
-            'is_cpu_op': ('bool_val', False),
-            **more,
-            'stream': ('string_val', role.streams[int(role.stream[slot])]),
-            'seconds': ('double_val', seconds),
-        }
+        stream = role.streams[int(role.stream[slot])]
+        told = {'is_cpu_op': False, **more, 'stream': stream, 'seconds': seconds}
         return messages().Node(
             id=number,
             name=op.name + said,
@@ -147,7 +134,7 @@ class _Rank:
             data_deps=waits,
             start_time_micros=round(max(0.0, float(self._start[slot])) * 1e6),
             duration_micros=max(1, round(seconds * 1e6)) if seconds > 0 else 0,
-            attr=attributes(told),
+            attr=attributes({key: (_FIELDS[key], value) for key, value in told.items()}),
         )
 
 
@@ -161,6 +148,12 @@ KINDS: Final = (
 """All types of collectives, by number."""
 
 _TEXT, _BYTES, _MESSAGE = 9, 12, 11
+_FIELDS: Final = {
+    'num_ops': 'int64_val', 'tensor_size': 'uint64_val', 'comm_type': 'int64_val', 'comm_size': 'int64_val',
+    'pg_name': 'string_val', 'comm_src': 'int32_val', 'comm_dst': 'int32_val', 'comm_tag': 'int32_val',
+    'is_cpu_op': 'bool_val', 'stream': 'string_val', 'seconds': 'double_val',
+}  # fmt: skip
+"""Fields of the attributes that are written."""
 _VALUES: Final = {
     'double_val': (3, 1), 'float_val': (5, 2), 'int32_val': (7, 5), 'int64_val': (9, 3), 'uint32_val': (11, 13),
     'uint64_val': (13, 4), 'sint32_val': (15, 17), 'sint64_val': (17, 18), 'fixed32_val': (19, 7),

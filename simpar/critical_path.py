@@ -97,7 +97,10 @@ class CriticalPath:
         """The path in one to three sentences."""
         if not self.segments:
             return 'Nothing takes time in this step.'
-        return f'{_main_sentence(self)}{_stretched_sentence(self)}{_queued_sentence(self)}'
+        share = self.stretched / (self.end - self.begin)
+        what = f' {_percent(share)} of the step is work on this path stretched by what ran beside it.'
+        # Less would be shown as 0 %.
+        return f'{_main_sentence(self)}{what if share >= 0.005 else ""}{_queued_sentence(self)}'
 
     # The name before this one, which scripts and notebooks still read.
     words = summary
@@ -125,7 +128,10 @@ def _main_sentence(path: CriticalPath) -> str:
     parts = [f'{_percent(share)} {text}' for text, share in shown]
     if rest >= 0.005:
         parts.append(f'{_percent(rest)} other')
-    return f'Critical path: {", ".join(parts)}{_on_rank(path)}.'
+    ranks = {segment.rank for segment in path.segments if segment.kind == 'compute'}
+    # Where ranks differ; in a pipeline the stage says it already.
+    alone = len(ranks) == 1 and path.ranks > 1 and not path.staged
+    return f'Critical path: {", ".join(parts)}{f", all compute on rank {min(ranks)}" if alone else ""}.'
 
 
 def _told(path: CriticalPath) -> Iterator[tuple[str, float]]:
@@ -176,22 +182,6 @@ def _operators(path: CriticalPath, whats: Collection[str]) -> list[str]:
     ]
     more = [f'{len(ranked) - len(named)} more'] if len(ranked) > len(named) else []
     return named + more if named else []
-
-
-def _on_rank(path: CriticalPath) -> str:
-    """Which rank the path runs on, where ranks differ."""
-    ranks = {segment.rank for segment in path.segments if segment.kind == 'compute'}
-    # In a pipeline the stage says it already.
-    alone = len(ranks) == 1 and path.ranks > 1 and not path.staged
-    return f', all compute on rank {min(ranks)}' if alone else ''
-
-
-def _stretched_sentence(path: CriticalPath) -> str:
-    share = path.stretched / (path.end - path.begin)
-    # It would be shown as 0 %.
-    if share < 0.005:
-        return ''
-    return f' {_percent(share)} of the step is work on this path stretched by what ran beside it.'
 
 
 def _queued_sentence(path: CriticalPath) -> str:

@@ -169,7 +169,7 @@ class Listing:
 
     def _forward(self, op: OpClass) -> list[tuple[str, str]]:
         """The operator's own sum, or the redistribution before the readers of a value: another layout has an @."""
-        first = self._first(op)
+        first = self._start(op.reads[0])
         if op.writes == (TOTAL,):
             return [(LOSS, self.name(self.writer[first]))]
         # A partial result that keeps its name is summed; a name with @ is a new layout.
@@ -192,7 +192,7 @@ class Listing:
         """Find the readers of a value whose gradients an op moves; these may have been added up before."""
         found: list[str] = []
         # A walk, not a recursion: sums of gradients can be long chains.
-        left = [self._first(op)]
+        left = [self._start(op.reads[0])]
         while left:
             gradient = left.pop()
             source = self.writer.get(gradient)
@@ -228,10 +228,6 @@ class Listing:
         while name and name not in self.operator:
             name = name.rpartition('.')[0]
         return name or self.name(op)
-
-    def _first(self, op: OpClass) -> str:
-        """Where the moves that end in an op begin."""
-        return self._start(op.reads[0])
 
     def _start(self, tensor: str) -> str:
         """Where the moves that end in a tensor begin."""

@@ -1,8 +1,7 @@
 """Plan: how the workload is divided over the ranks; knows no hardware."""
 
-from dataclasses import Field as Named
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -209,9 +208,6 @@ class Plan:
 
     def __repr__(self) -> str:
         # Some forty keys are as they are by default; what is left tells two plans apart all the same.
-        told = ((one.name, getattr(self, one.name), _default(one)) for one in fields(self))
+        plain = Plan()
+        told = ((one.name, getattr(self, one.name), getattr(plain, one.name)) for one in fields(self))
         return f'Plan({", ".join(f"{key}={value!r}" for key, value, default in told if value != default)})'
-
-
-def _default(one: Named[Any]) -> Any:
-    return one.default_factory() if callable(one.default_factory) else one.default

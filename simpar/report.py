@@ -235,9 +235,9 @@ def figures_of(sides: Sequence[Prediction]) -> Table:
     rows.add_row('computing', *(_of(m.compute, m.step) for m in steady))
     rows.add_row('exposed communication', *(_of(m.exposed, m.step) for m in steady))
     # A single communicator's share is the whole of the row above; several that run at once sum to more.
-    if len({name for m in steady for name in _exposed_by(m)}) > 1:
-        for name in dict.fromkeys(name for m in steady for name in _exposed_by(m)):
-            rows.add_row(f'  while {name} runs', *(_of(_exposed_by(m).get(name, 0.0), m.step) for m in steady))
+    names = dict.fromkeys(name for m in steady for name in _exposed_by(m))
+    for name in names if len(names) > 1 else ():
+        rows.add_row(f'  while {name} runs', *(_of(_exposed_by(m).get(name, 0.0), m.step) for m in steady))
     # Where no rank waits in a collective, idle and bubble are one figure and stand in one row.
     differ = any(m.bubble != m.idle for m in steady)
     staged = [metrics.is_pipeline(side.program) for side in sides]
@@ -262,14 +262,10 @@ def _rates(sides: Sequence[Prediction]) -> Iterator[tuple[str, list[str]]]:
         return
     unit = known[0][0].unit
     yield f'{unit} a second', [units.format_count(each.rate(step)) for each, step in known]
-    shares = [each.mfu(step) for each, step in known]
-    yield (
-        'model TFLOP/s a device, MFU',
-        [
-            f'{each.flops(step) / 1e12:.4g}{"" if share is None else f" {share * 100:3.0f} %"}'
-            for (each, step), share in zip(known, shares, strict=True)
-        ],
-    )
+    shares = (each.mfu(step) for each, step in known)
+    told = ('' if share is None else f' {share * 100:3.0f} %' for share in shares)
+    rates = (f'{each.flops(step) / 1e12:.4g}' for each, step in known)
+    yield 'model TFLOP/s a device, MFU', [rate + share for rate, share in zip(rates, told, strict=True)]
 
 
 def why(prediction: Prediction, baseline: Prediction) -> Table:

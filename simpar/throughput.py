@@ -176,6 +176,10 @@ def _flops(program: Program) -> float:
 _PREFIXES: Final = {'K': 1e3, 'M': 1e6, 'B': 1e9, 'G': 1e9, 'T': 1e12}
 _DAYS: Final = {'d': 86400.0, 'h': 3600.0, 'min': 60.0}
 KEYS: Final = 'tokens, price, mtbf, checkpoint_every, checkpoint_time, checkpoint_link, restart'
+_ABOVE: Final = {
+    'checkpoint_link': 'checkpoints take no time', 'mtbf': 'nothing fails', 'checkpoint_every': 'nothing fails',
+}  # fmt: skip
+"""Keys that are above 0, and where they are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,14 +300,9 @@ def _value(key: str, text: str) -> float:
                 f'{key}={text} is no number above 0; write e.g. {key}={"15T" if key == "tokens" else "2.5"}'
             )
         return value
-    if key == 'checkpoint_link':
-        value = parse(text, 'rate')
-        if value <= 0:
-            raise ValueError(f'{key}={text} must be above 0; leave it out where checkpoints take no time')
-        return value
-    value = _time(text)
-    if value <= 0 and key in ('mtbf', 'checkpoint_every'):
-        raise ValueError(f'{key}={text} must be above 0; leave it out where nothing fails')
+    value = parse(text, 'rate') if key == 'checkpoint_link' else _time(text)
+    if value <= 0 and key in _ABOVE:
+        raise ValueError(f'{key}={text} must be above 0; leave it out where {_ABOVE[key]}')
     return value
 
 

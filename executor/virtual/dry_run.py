@@ -24,6 +24,7 @@ from executor.devices import KINDS
 from executor.devices.fused import dtypes
 from executor.devices.issue import INPUT, DeviceMemory, Issuer
 from executor.devices.open import Device, device_module
+from executor.draws import single_thread
 from executor.ranks.collectives import Messages
 from executor.ranks.real import Native, Start, device_transports
 from executor.state import Request
@@ -313,7 +314,9 @@ def dry_run(program: Program, kind: str = 'cuda', *, dtype: str = '', issuer: ty
     is used without the events that this needs (``Race``), ``Deadlock`` where no stream can go on.
     """
     try:
-        return _issued_by_all(program, kind, dtype, issuer)
+        # Places of tokens are found on the host: many small operations, which threads only hold up.
+        with single_thread():
+            return _issued_by_all(program, kind, dtype, issuer)
     finally:
         # Its devices have no memory: whoever comes next finds others.
         state.reset()

@@ -130,7 +130,19 @@ def host(record: Record) -> dict[str, Number]:
     for key, phase in (('stack.forward', 'F'), ('stack.backward', 'I')):
         found[key] = _seconds([row for row in eager if row.phase == phase], 'op', f'{CALLS}; phase {phase}')
     found['stack.step'] = _seconds(eager, 'step', 'what steps of few products take beyond them')
-    return found | _sustained(record) | _host_link(record)
+    if row := record.sustained:
+        kept = min(1.0, row.early.median / row.late.median)
+        source = f'products of {row.size} cubed, the last of {row.seconds:g} s of nothing else against the first'
+        found['device.sustained'] = Number(value=kept, source=source)
+    if record.copies:
+        # What copies to the host and back reach, and what each takes however small.
+        seconds = [one.seconds.median for one in record.copies]
+        over = f'{len(record.copies)} copies to the host and back'
+        fit = relative_fit([[1.0, one.bytes] for one in record.copies], seconds, over)
+        rate = inverse(fit.values[1], max(one.bytes / one.seconds.median for one in record.copies))
+        found['host_link.bandwidth'] = fit.number(rate, 'rate', negative=1 in fit.negative)
+        found['host_link.latency'] = fit.number(fit.values[0], 'time', negative=0 in fit.negative)
+    return found
 
 
 def _seconds(rows: Sequence[LaunchRow], what: str, source: str) -> Number:
@@ -140,29 +152,6 @@ def _seconds(rows: Sequence[LaunchRow], what: str, source: str) -> Number:
     flags = (f'varies by {wide:.0%}',) if wide > records.MOST_SPREAD else ()
     value = sum(one.median for one in figures) / max(len(figures), 1)
     return Number(value=value, kind='time', source=source, flags=flags, guessed=not figures)
-
-
-def _sustained(record: Record) -> dict[str, Number]:
-    if record.sustained is None:
-        return {}
-    row = record.sustained
-    kept = min(1.0, row.early.median / row.late.median)
-    source = f'products of {row.size} cubed, the last of {row.seconds:g} s of nothing else against the first'
-    return {'device.sustained': Number(value=kept, source=source)}
-
-
-def _host_link(record: Record) -> dict[str, Number]:
-    """What copies to the host and back reach, and what each takes however small."""
-    if not record.copies:
-        return {}
-    seconds = [row.seconds.median for row in record.copies]
-    over = f'{len(record.copies)} copies to the host and back'
-    fit = relative_fit([[1.0, row.bytes] for row in record.copies], seconds, over)
-    quickest = max(row.bytes / row.seconds.median for row in record.copies)
-    return {
-        'host_link.bandwidth': fit.number(inverse(fit.values[1], quickest), 'rate', negative=1 in fit.negative),
-        'host_link.latency': fit.number(fit.values[0], 'time', negative=0 in fit.negative),
-    }
 
 
 # Figures of the links from a record: inside a host and across hosts, each with its latency and bandwidth.

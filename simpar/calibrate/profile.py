@@ -168,6 +168,11 @@ def _tree(path: Path, calibration: Calibration) -> dict[str, Any]:
     compute = ', emulated compute' if given else ''
     where = f' on {record.hosts} hosts' if record.hosts > 1 else ''
     ranks = f'{record.ranks} ranks{where} over {record.library}'
+    rows = record.tables.collective if record.library == 'gloo' else []
+    # Up to how many bytes all-reduces were exchanged.
+    most = max((row.bytes for row in rows if row.algorithm == 'exchange'), default=0)
+    longest = 'the largest all-reduce that was measured so; longer ones go around a ring'
+    exchange = {'exchange': _Leaf(value=f'{most} B', source=longest, grade='measured')} if most else {}
     library = {'nccl': 'NCCL', 'hccl': 'HCCL'}.get(record.library, record.library)
     return {
         'format': 1,
@@ -180,7 +185,7 @@ def _tree(path: Path, calibration: Calibration) -> dict[str, Any]:
         'links': _links(record, figure),
         # Where copies to the host were measured.
         **({'host_link': {'name': 'host', **_reached(figure, 'host_link')}} if 'host_link.latency' in figure else {}),
-        'library': {'name': library, 'across': 'flat', 'start': figure['library.start'], **_exchange(record)},
+        'library': {'name': library, 'across': 'flat', 'start': figure['library.start'], **exchange},
         'slow_down': {
             **given.get('slow_down', {}),
             **_under(figure, 'slow_down'),
@@ -223,14 +228,6 @@ def _reached(figure: dict[str, _Leaf], of: str) -> dict[str, _Leaf]:
     bandwidth = figure[f'{of}.bandwidth']
     share = _Leaf(value=1, source='all of what was measured', grade=bandwidth['grade'])
     return {'bandwidth': bandwidth, 'share': share, 'latency': figure[f'{of}.latency']}
-
-
-def _exchange(record: Record) -> dict[str, _Leaf]:
-    """Up to how many bytes all-reduces were exchanged."""
-    rows = record.tables.collective if record.library == 'gloo' else []
-    most = max((row.bytes for row in rows if row.algorithm == 'exchange'), default=0)
-    source = 'the largest all-reduce that was measured so; longer ones go around a ring'
-    return {'exchange': _Leaf(value=f'{most} B', source=source, grade='measured')} if most else {}
 
 
 def _under(figures: dict[str, _Leaf], prefix: str) -> dict[str, _Leaf]:

@@ -39,7 +39,9 @@ def darken(figure: Figure) -> None:
             spine.set_edgecolor(SOFT)
         axes.tick_params(colors=SOFT, labelcolor=TEXT)
         for artist in (*axes.lines, *axes.collections, *axes.patches):
-            _lit(artist)
+            # Ink becomes light, and the light ground of a row dark.
+            for what in ('facecolor', 'edgecolor') if hasattr(artist, 'get_facecolor') else ('color',):
+                _exchange(artist, what)
         for text in _on_the_ground(axes):
             if _is_grey(text.get_color()):
                 text.set_color(TEXT if _light(text.get_color()) < 0.3 else SOFT)
@@ -65,15 +67,6 @@ def _on_the_ground(axes: Axes) -> Iterator[Text]:
         yield from legend.get_texts()
 
 
-def _lit(artist: Any) -> None:
-    """Ink becomes light, and the light ground of a row dark."""
-    if hasattr(artist, 'get_facecolor'):
-        _exchange(artist, 'facecolor')
-        _exchange(artist, 'edgecolor')
-    else:
-        _exchange(artist, 'color')
-
-
 def _exchange(artist: Any, what: str) -> None:
     from matplotlib.colors import to_rgba_array
 
@@ -82,12 +75,9 @@ def _exchange(artist: Any, what: str) -> None:
     if len(found) != 1 or not found[0][3] or not _is_grey(found[0]):
         return
     light = _light(found[0])
-    if light < 0.3:
-        getattr(artist, f'set_{what}')(TEXT)
-    elif 0.9 < light < 1 and what == 'facecolor':
-        getattr(artist, f'set_{what}')(DARK_ROW)
-    elif light == 1:
-        getattr(artist, f'set_{what}')(GROUND)
+    row = 0.9 < light < 1 and what == 'facecolor'
+    if new := TEXT if light < 0.3 else DARK_ROW if row else GROUND if light == 1 else '':
+        getattr(artist, f'set_{what}')(new)
 
 
 def _light(colour: Any) -> float:

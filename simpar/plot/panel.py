@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -262,38 +262,25 @@ class Panel:
         waited = [bar for bar in seen if bar.start > bar.arrive]
         self._draw([(bar, bar.start, bar.end) for bar in seen], (row - 0.4, 0.8))
         self._draw([(bar, bar.arrive, bar.start) for bar in waited], (row - 0.13, 0.26))
-        exposed = self.view.intervals('exposed', row)
-        self._overlay([self._span(*self._clip(left, right)) for left, right in exposed.tolist()], row)
+        # Exposed communication over the bars that it is part of.
+        exposed = [self._span(*self._clip(*one)) for one in self.view.intervals('exposed', row).tolist()]
+        style: dict[str, Any] = {'facecolor': COLOURS['exposed'], 'edgecolor': 'white', 'hatch': HATCH, 'linewidth': 0}
+        self.frame.axes.broken_barh([span for span in exposed if span[1] > 0], (row - 0.4, 0.8), **style)
         wide = [bar for bar in seen if self.frame.letters(bar.end - bar.start, _LABEL_POINTS) > 1]
         edges = [time * self.frame.scale for bar in wide for time in (bar.start, bar.end)]
         self.frame.axes.vlines(edges, row - 0.4, row + 0.4, colors='white', linewidth=0.6)
         for bar in seen:
             self._label(bar)
-        self._mark([bar for bar in seen if bar.marked], row)
-
-    def _mark(self, bars: list[Bar], row: int) -> None:
-        """A black outline around ops that are pointed out."""
-        spans = [self._span(*self._clip(bar.arrive, bar.end)) for bar in bars]
-        self.frame.axes.broken_barh(
-            spans, (row - MARKED / 2, MARKED), facecolors='none', edgecolors='black', linewidth=1.2, zorder=4
-        )
+        # A black outline around ops that are pointed out.
+        spans = [self._span(*self._clip(bar.arrive, bar.end)) for bar in seen if bar.marked]
+        outline: dict[str, Any] = {'facecolors': 'none', 'edgecolors': 'black', 'linewidth': 1.2, 'zorder': 4}
+        self.frame.axes.broken_barh(spans, (row - MARKED / 2, MARKED), **outline)
 
     def _draw(self, spans: list[tuple[Bar, float, float]], height: tuple[float, float]) -> None:
         """Parts of bars, each in its bar's colour."""
         colours = [self._colour(bar) for bar, _, _ in spans]
         places = [self._span(since, until) for _, since, until in spans]
         self.frame.axes.broken_barh(places, height, facecolors=colours, linewidth=0)
-
-    def _overlay(self, spans: list[tuple[float, float]], row: int) -> None:
-        """Exposed communication over the bars that it is part of."""
-        self.frame.axes.broken_barh(
-            [span for span in spans if span[1] > 0],
-            (row - 0.4, 0.8),
-            facecolor=COLOURS['exposed'],
-            edgecolor='white',
-            hatch=HATCH,
-            linewidth=0,
-        )
 
     def _label(self, bar: Bar) -> None:
         """The op's name and copy, or one of them, where there is room."""

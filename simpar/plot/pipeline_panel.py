@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from simpar.interval_sets import Intervals, fold, minus, union
 from simpar.metrics import ActionSpan, RankMetrics, action_spans, by_stages, metrics
 from simpar.plot.frame import AGAIN, BACKWARD, EXPOSED, FORWARD, HATCH, UPDATE, WEIGHT, Colour, Frame, rgb
 from simpar.plot.panel import phase_of, share
-from simpar.program import Program, Role
+from simpar.program import Role
 from simpar.trace import RankTimes, Trace
 
 BoxKind = Literal['F', 'R', 'B', 'I', 'W', 'U', 'exposed']
@@ -187,16 +187,13 @@ class _Reader:
     """Reads the last step of one representative rank, times counted from the window's begin."""
 
     def __init__(self, trace: Trace, rank_times: RankTimes, stages: tuple[int, ...]) -> None:
-        begin = float(trace.step_ends[-1]) - trace.step
         self.trace = trace
-        self.program: Program = trace.program
         self.rank_times = rank_times
         self.role: Role = trace.role(rank_times)
         self.stages = stages
-        self.begin = begin
-        self.arrive, self.start, self.end = ((times[-1] - begin).tolist() for times in rank_times.columns)
-        self.ops = [self.program.op_classes[index] for index in self.role.op_class.tolist()]
-        self.exposed = self._exposed()
+        self.begin = float(trace.step_ends[-1]) - trace.step
+        self.arrive, self.start, self.end = ((times[-1] - self.begin).tolist() for times in rank_times.columns)
+        self.ops = [trace.program.op_classes[index] for index in self.role.op_class.tolist()]
 
     def row(self, figures: RankMetrics) -> Row:
         spans = action_spans(self.trace, self.rank_times.rank)
@@ -205,7 +202,7 @@ class _Reader:
             metrics=figures,
             boxes=tuple(sorted(box for span in spans for box in self._boxes(span))),
             computing=self._computing(spans),
-            exposed=self.exposed,
+            exposed=self._exposed(),
         )
 
     def _folded(self, pairs: list[tuple[float, float]]) -> Intervals:
@@ -236,11 +233,11 @@ class _Reader:
         op = self.ops[slot]
         if phase_of(op) == 'R':
             return 'R'
-        return _kind(next(part.kind for part in span.action.parts if (part.kind == 'F') == (op.part == 'F')))
+        return cast('BoxKind', next(part.kind for part in span.action.parts if (part.kind == 'F') == (op.part == 'F')))
 
     def _boxes(self, span: ActionSpan) -> Iterator[Box]:
         """The box of an action, or its parts at the two ends of the window."""
-        labels = tuple(Label(one.stage, _kind(one.kind), one.micro_batch or 0) for one in span.action.parts)
+        labels = tuple(Label(one.stage, cast('BoxKind', one.kind), one.micro_batch or 0) for one in span.action.parts)
         parts = self._parts(span)
         # An action that began before the window appears at its end, in two boxes if it crosses the boundary.
         for turn in (0.0, self.trace.step):
@@ -271,10 +268,6 @@ class _Reader:
                 seconds[key] = seconds.get(key, 0.0) + end - start
             until = max(until, end)
         return parts
-
-
-def _kind(kind: str) -> BoxKind:
-    return next(known for known in KINDS if known == kind)
 
 
 # One panel of a pipeline's picture: rows of boxes, or of shares over time where there are too many boxes to see.
