@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,17 +53,13 @@ class Groups:
         found: Numbers = group if each == 1 else group * each + position
         return found
 
-    def kinds(self, of_rank: Numbers) -> Iterator[tuple[tuple[int, ...], Numbers]]:
-        """Each set of representatives that meet in some group, and these groups."""
-        met = np.sort(of_rank[self.ranks], axis=1)
-        # By their columns: equal rows come to stand together.
-        order = np.lexsort(met.T[::-1])
-        begins = np.flatnonzero((met[order[1:]] != met[order[:-1]]).any(axis=1)) + 1
-        found: dict[tuple[int, ...], list[Numbers]] = {}
-        for groups in np.split(order, begins):
+    def kinds(self, of_rank: Numbers) -> dict[tuple[int, ...], Numbers]:
+        """By each set of representatives that meet in some group, these groups."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for group, met in enumerate(np.sort(of_rank[self.ranks], axis=1).tolist()):
             # Groups may have the same representatives, and not as many of each.
-            found.setdefault(tuple(dict.fromkeys(met[groups[0]].tolist())), []).append(groups)
-        return ((among, np.sort(np.concatenate(parts))) for among, parts in found.items())
+            found.setdefault(tuple(dict.fromkeys(met)), []).append(group)
+        return {among: np.array(groups) for among, groups in found.items()}
 
 
 class Representatives:
@@ -144,11 +140,7 @@ class Representatives:
     def _kinds_of(self, partition: str) -> dict[tuple[int, ...], Numbers]:
         """The groups in which each set of representatives meets."""
         if partition not in self._kinds:
-            groups = self.groups[partition]
-            # Where one rank stands for all, all groups are its own.
-            alone = len(self.ranks) == 1
-            kinds = [((0,), np.arange(len(groups.ranks)))] if alone else groups.kinds(self._of_rank)
-            self._kinds[partition] = dict(kinds)
+            self._kinds[partition] = self.groups[partition].kinds(self._of_rank)
         return self._kinds[partition]
 
 
@@ -366,25 +358,11 @@ def _by_first(hashes: Hashes) -> Colours:
 # Fair speeds of what shares links.
 
 
-class Flow(Protocol):
-    """What transfers: at speed s it takes the share s · demand of each of its links."""
-
-    @property
-    def links(self) -> Load:
-        """Pairs (link, demand)."""
-
-    @property
-    def top(self) -> float:
-        """The highest speed that it may have."""
-
-
-F = TypeVar('F', bound=Flow)
-
-
-def fair_speeds(flows: Iterable[F]) -> dict[F, float]:
+def fair_speeds(flows: Iterable[Any]) -> dict[Any, float]:
     """Max-min fair speeds under Σ speed · demand ≤ 1 on each link and speed ≤ top for each flow.
 
-    Arguments: ``flows``, one or more full components. All speeds rise together until a link saturates or a flow meets
+    Arguments: ``flows``, one or more full components, each with its ``links``, a load, and its ``top``, the highest
+    speed that it may have. All speeds rise together until a link saturates or a flow meets
     its top; those flows are fixed, the others rise on (progressive filling; Bertsekas and Gallager, Data Networks,
     section 6.5.2). Does not model what a protocol needs to get there: speeds change at once.
 
@@ -394,7 +372,7 @@ def fair_speeds(flows: Iterable[F]) -> dict[F, float]:
     # Progressive filling; every round fixes one flow at least, so there are at most as many rounds as flows.
     rising = {flow: flow.top for flow in flows}
     left = {link: 1.0 for flow in rising for link, _ in flow.links}
-    speeds: dict[F, float] = {}
+    speeds: dict[Any, float] = {}
     while rising:
         shares = {link: left[link] / demand for link, demand in _demand_of_links(rising).items()}
         level = min(chain(rising.values(), shares.values()))
@@ -408,7 +386,7 @@ def fair_speeds(flows: Iterable[F]) -> dict[F, float]:
     return speeds
 
 
-def _demand_of_links(flows: Iterable[F]) -> dict[int, float]:
+def _demand_of_links(flows: Iterable[Any]) -> dict[int, float]:
     total: dict[int, float] = {}
     for flow in flows:
         for link, demand in flow.links:

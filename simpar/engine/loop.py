@@ -320,27 +320,6 @@ def leave_links(world: World, number: int) -> None:
 
 
 @part
-def has_links_alone(world: World, number: int) -> bool:
-    """Whether no other flow is on any link of this one."""
-    begin = number * world.widest
-    for at in range(begin, begin + world.flows[number].links):
-        entry = world.entries[at]
-        if entry.before != NONE or entry.behind != NONE:
-            return False
-    return True
-
-
-@part
-def speed_alone(world: World, number: int) -> float:
-    """Its speed then."""
-    begin = number * world.widest
-    speed: float = world.flows[number].top
-    for at in range(begin, begin + world.flows[number].links):
-        speed = min(speed, 1.0 / world.entries[at].demand)
-    return speed
-
-
-@part
 def set_speed(world: World, number: int, speed: float) -> None:
     """Settle the work done of the transfer that a stream leads, and schedule its end."""
     stream, now = world.streams[number], world.loop[0].now
@@ -533,10 +512,7 @@ def solve(world: World) -> None:
                 world.flowing[flowing] = number
                 flowing += 1
     loop.touched = 0
-    # The general solution gives the same to the bit, by a longer way.
-    if flowing == 1 and has_links_alone(world, world.flowing[0]):
-        set_speed(world, world.flowing[0], speed_alone(world, world.flowing[0]))
-    elif flowing:
+    if flowing:
         _share(world, flowing)
 
 

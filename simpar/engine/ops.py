@@ -320,8 +320,6 @@ def _issued(ops: Ops, costs: Costs, steps: int, devices: int) -> trace.Times:
     if costs.waits:
         return np.broadcast_to(np.zeros(1), (steps, len(ops)))
     host, before = _quantise(costs.host).take(ops.op_class), units.quantise(costs.host_step)
-    if len(ops.roles) == 1:
-        return _issued_by_one(host, before, steps)
     issued = np.zeros((steps, len(ops)))
     for begin, end in pairwise(ops.first[: devices + 1].tolist()):
         issued[:, begin:end] = _issued_by_one(host[begin:end], before, steps)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.engine.fold import Representatives
 from simpar.engine.ops import NONE, Ints, Ops, ops_of
-from simpar.program import Csr, OpClass, Program, Role, ranges
+from simpar.program import Csr, OpClass, Program, Role, ranges, transfers
 
 # Hosts that wait for their devices: each becomes a device of its own, on which issuing an op is an op.
 #
@@ -76,7 +76,7 @@ def _behind(
 
 def _needs(ops: Ops, program: Program, begin: int, end: int, waits: tuple[str, ...]) -> Pairs:
     """What the host of a representative waits for: hosts' ops, and the ops that each waits for."""
-    kinds = (_is_message, _gathers, _updates, _judges, _balances)
+    kinds = (transfers, _gathers, _updates, _judges, _balances)
     op_class, stream, computes = ops.op_class[begin:end], ops.stream[begin:end], ops.computes[begin:end]
     message, gathers, updates, judges, balances = (program.op_column(kind, np.bool_)[op_class] for kind in kinds)
     # Before which ops it waits already, for as much as any other wait would ask.
@@ -118,11 +118,6 @@ def _last_on_streams(stream: Ints, at: Ints) -> Iterator[Pairs]:
         # A stream that nothing was issued to is not waited for.
         used = before > 0
         yield at[used], on[before[used] - 1]
-
-
-def _is_message(op: OpClass) -> bool:
-    """Whether an exchange of messages goes on with it."""
-    return op.kind in ('send', 'recv')
 
 
 def _gathers(op: OpClass) -> bool:

@@ -194,12 +194,7 @@ def _speeds(beside: Times) -> tuple[Ints, Times]:
     Arguments: ``beside``, shape [kinds, rows], as of ``Rows``.
     """
     kinds = len(beside)
-    if kinds == 1:
-        # Numbers are told apart sooner than columns of them.
-        alone, row = np.unique(beside[0], return_inverse=True)
-        distinct = alone[None]
-    else:
-        distinct, row = np.unique(beside, axis=1, return_inverse=True)
+    distinct, row = np.unique(beside, axis=1, return_inverse=True)
     speeds = np.ones((distinct.shape[1], 2**kinds))
     for together in range(1, 2**kinds):
         # Of several kinds at once the one that takes most counts.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
@@ -78,9 +78,9 @@ def settings_of(
         return Settings([*settings, *_over(given, source, settings)], source.table), [], ()
     text = f'ARGS=({text}\n)\narguments "${{ARGS[@]}}"' if _LIST.match(text) else text
     run = partial(_script, name=name, given=given, arguments=arguments, sourced=sourced)
-    script, job, launch = _with_job(text, run, given)
+    script, job, launch = _with_job(text, name, run, given)
     if not _has_model(launch) and (opened := _opened(text)) != text:
-        script, job, launch = _with_job(opened, run, given)
+        script, job, launch = _with_job(opened, name, run, given)
     if not _has_model(launch):
         # Another script starts it: what holds its flags is the command.
         launch = (*launch, *_of_variables(script))
@@ -88,7 +88,7 @@ def settings_of(
         what = 'no command with flags such as --num-layers was found'
         raise refusal(name, what, 'name the script that starts the training, or a file with its arguments')
     found = [
-        *settings_of_job(job, name),
+        *settings_of_job(job),
         *_processes(_with_text(script, launch), name),
         *(_documents(text, name, script) if 'zero-stage' in source.table.rows else ()),
     ]
@@ -117,16 +117,16 @@ def _over(given: Mapping[str, str], source: Source, settings: Sequence[Setting])
 
 
 def _with_job(
-    text: str, run: Callable[[str, Mapping[str, str]], shell.Script], given: Mapping[str, str]
+    text: str, name: str, run: Callable[[str, Mapping[str, str]], shell.Script], given: Mapping[str, str]
 ) -> tuple[shell.Script, Job, tuple[shell.Argument, ...]]:
     """The script as a job of Slurm runs it, whose variables have what its options say; and the command of training."""
     script = run(text, {})
-    values = {name: words[0].text for name, words in script.variables.items() if len(words) == 1}
+    values = {variable: words[0].text for variable, words in script.variables.items() if len(words) == 1}
     before = launch = _launch(script)
     if launch in script.commands and (place := script.commands.index(launch)) and not srun_options(launch)[0]:
         # Of srun bash -c "…" the text is a command of its own.
         before = script.commands[place - 1]
-    job = job_of([*batch_options(text, {**values, **given}), *srun_options(before)[0]])
+    job = job_of([*batch_options(text, name, {**values, **given}), *srun_options(before, name)[0]])
     variables = environment(job)
     script = run(text, variables) if variables else script
     return script, job, _launch(script)
@@ -271,20 +271,6 @@ def _printed(text: str, name: str) -> list[Setting]:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
-    """An option of Slurm.
-
-    Arguments: ``name``, the long one without dashes; ``value`` as it is written; ``line`` of the script; ``written``,
-    as the file has it.
-    """
-
-    name: str
-    value: str
-    line: int
-    written: str
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """What Slurm's options come to; 0 or nothing where they do not say.
 
@@ -297,37 +283,39 @@ class Job:
     tasks: int = 0
     tasks_per_node: int = 0
     kind: str = ''
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, Setting] = field(default_factory=dict)
 
 
-def batch_options(text: str, values: Mapping[str, str]) -> tuple[Option, ...]:
+def batch_options(text: str, name: str, values: Mapping[str, str]) -> tuple[Setting, ...]:
     """The options of ``#SBATCH`` lines, here-documents' too.
 
-    Arguments: ``values`` of variables, for which ``$NAME`` stands in a here-document.
+    Arguments: ``name`` of the file; ``values`` of variables, for which ``$NAME`` stands in a here-document.
     """
-    options: list[Option] = []
+    options: list[Setting] = []
     for row in _SBATCH.finditer(text):
         line = text.count('\n', 0, row.start(1)) + 1
         expanded = re.sub(r'\$\{?(\w+)\}?', lambda match: values.get(match[1], match[0]), row[1].partition(' #')[0])
         words = [shell.Argument(word, line) for word in expanded.split()]
         while words:
-            words = _taken(words, '#SBATCH ', options)
+            words = _taken(words, name, '#SBATCH ', options)
     return tuple(options)
 
 
-def srun_options(command: Sequence[shell.Argument]) -> tuple[tuple[Option, ...], tuple[shell.Argument, ...]]:
+def srun_options(
+    command: Sequence[shell.Argument], name: str = ''
+) -> tuple[tuple[Setting, ...], tuple[shell.Argument, ...]]:
     """The options of ``srun`` in a command, and the words of the program that it runs; none and all without one."""
     start = next((place for place, word in enumerate(command) if word.text.rpartition('/')[2] == 'srun'), None)
     if start is None:
         return (), tuple(command)
     rest = list(command[start + 1 :])
-    options: list[Option] = []
+    options: list[Setting] = []
     while rest and _OPTION.fullmatch(rest[0].text):
-        rest = _taken(rest, 'srun ', options)
+        rest = _taken(rest, name, 'srun ', options)
     return tuple(options), tuple(rest)
 
 
-def _taken(words: list[shell.Argument], before: str, options: list[Option]) -> list[shell.Argument]:
+def _taken(words: list[shell.Argument], file: str, before: str, options: list[Setting]) -> list[shell.Argument]:
     """The words behind the first one and its value, which is added to the options where it is one that counts."""
     word, rest = words[0], words[1:]
     match = _OPTION.fullmatch(word.text)
@@ -339,11 +327,11 @@ def _taken(words: list[shell.Argument], before: str, options: list[Option]) -> l
         value, rest = rest[0].text, rest[1:]
     if name:
         shown = f'--{flag}' if match['long'] else f'-{flag}'
-        options.append(Option(name, (value or '').strip('"\''), word.line, f'{before}{shown}'))
+        options.append(Setting(name, (value or '').strip('"\''), f'{file}:{word.line}', f'{before}{shown}'))
     return rest
 
 
-def job_of(options: Iterable[Option]) -> Job:
+def job_of(options: Iterable[Setting]) -> Job:
     """What options come to; of two of one name the last counts."""
     last = {one.name: one for one in options}
     number = {name: _number(one.value) for name, one in last.items()}
@@ -364,7 +352,7 @@ def job_of(options: Iterable[Option]) -> Job:
     return Job(nodes, devices, tasks, per_node, kind, last)
 
 
-def _devices(last: Mapping[str, Option]) -> tuple[str, int]:
+def _devices(last: Mapping[str, Setting]) -> tuple[str, int]:
     """The kind of device, and how many a node has."""
     kind, count = '', 0
     for name in ('gpus', 'gpus-per-task', 'gres', 'gpus-per-node'):
@@ -404,8 +392,8 @@ def environment(job: Job) -> dict[str, str]:
     return {name: str(value) for name, value in variables.items() if value}
 
 
-def settings_of_job(job: Job, name: str) -> Iterator[Setting]:
-    """Nodes and devices of each, as launchers call them. Arguments: ``name`` of the file."""
+def settings_of_job(job: Job) -> Iterator[Setting]:
+    """Nodes and devices of each, as launchers call them."""
     last = job.options
     # One task a node starts a launcher, which starts the rest; more are the processes themselves.
     are_processes = job.tasks_per_node > 1
@@ -422,7 +410,5 @@ def settings_of_job(job: Job, name: str) -> Iterator[Setting]:
         option = next((last[one] for one in by if one in last), None)
         if value and option is not None:
             used.add(option.name)
-            yield Setting(setting, str(value), f'{name}:{option.line}', option.written)
-    for option in last.values():
-        if option.name not in used:
-            yield Setting(f'slurm-{option.name}', option.value, f'{name}:{option.line}', option.written)
+            yield replace(option, name=setting, value=str(value))
+    yield from (replace(one, name=f'slurm-{one.name}') for one in last.values() if one.name not in used)

@@ -338,18 +338,14 @@ def _end(ops: Sequence[OpClass], lives: Mapping[str, Sequence[_Life]], mine: Seq
     # Computations alone are in stream order; of collectives alone the last must wait for the others anyway.
     if not collectives or len(collectives) == len(readers):
         return max(readers)
-    found = [_first_reader(lives.get(name, ()), index) for index in collectives for name in ops[index].writes]
-    end = max([*readers, *(index for index in found if index is not None)])
+    # Of what a collective wrote, the first op that reads it.
+    written = [(index, life) for index in collectives for name in ops[index].writes for life in lives.get(name, ())]
+    end = max([*readers, *(later[0] for index, (first, later) in written if first == index and later)])
     # The op that waits may come after the tensor is written anew; it must not free that.
     until = mine[place + 1][0] if place + 1 < len(mine) else len(ops)
     # Where W is apart it comes behind the send, which may then not end what W reads.
     late = ops[end].kind == 'send' and any(ops[index].phase == 'W' for index in readers)
     return end if end < until and not late else max(readers)
-
-
-def _first_reader(lives: Sequence[_Life], writer: int) -> int | None:
-    """The first op that reads what ``writer`` wrote."""
-    return next((readers[0] for first, readers in lives if first == writer and readers), None)
 
 
 COMPUTE_KINDS = frozenset({'F', 'B', 'I', 'W', 'OVERLAP_F_B'})
@@ -597,7 +593,8 @@ def _threads(row: Sequence[order.Action]) -> Iterator[tuple[tuple[order.Action, 
     before: order.Action | None = None
     for action in row:
         if before is not None:
-            if _goes_back(before, action):
+            goes_back = action.kind in ('B', 'I') and action.stage == before.stage
+            if goes_back and action.micro_batch == before.micro_batch:
                 yield ((before, action),)
                 before = None
                 continue
@@ -611,12 +608,6 @@ def _threads(row: Sequence[order.Action]) -> Iterator[tuple[tuple[order.Action, 
             yield ((action,),)
     if before is not None:
         yield ((before,),)
-
-
-def _goes_back(forward: order.Action, action: order.Action) -> bool:
-    if action.kind not in ('B', 'I'):
-        return False
-    return action.stage == forward.stage and action.micro_batch == forward.micro_batch
 
 
 def _run(

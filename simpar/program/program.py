@@ -23,7 +23,6 @@ from simpar.program.op import (
     Partition,
     Tensor,
     computes,
-    is_batched,
     is_packed,
     is_per_rank,
     receives,
@@ -278,12 +277,7 @@ class Program:
     @cached_property
     def is_sliced(self) -> NDArray[np.bool_]:
         """Shape [op classes], as ``sliced`` says."""
-        batched = self.tensor_column(is_batched, np.bool_)
-        # How many items before each one, and before the end, are of such tensors.
-        before = np.append(0, np.cumsum(batched.take(self.named.item), dtype=np.int32))
-        # What an op frees, it need not have touched.
-        first, frees = self.named.start[:-1:4], self.named.start[3::4]
-        return np.asarray((first == frees) | (before[first] < before[frees]))
+        return np.array(list(map(self.sliced, self.op_classes)), dtype=np.bool_)
 
     def holds(self, rank: int, tensor: str) -> bool:
         """Whether a rank has its shard of a tensor."""

@@ -124,12 +124,11 @@ class CrossEntropy:
         values = {cross_entropy.LOGITS: logits, cross_entropy.LABELS: labels}
         for operator, rule in loss_rules(logits.shape):
             reads = [values[name] for name in operator.reads if name != cross_entropy.ONES]
-            values[operator.name] = self._operator(operator, self._for_copies(rule), reads)
+            # Of a sum of everything, a number for every copy.
+            if not rule.output:
+                rule = replace(rule, output=(ONE,), output_shape=(self.tape.mesh.copies,))  # noqa: PLW2901
+            values[operator.name] = self._operator(operator, rule, reads)
         self._mean(values[cross_entropy.LIKELIHOOD], values[cross_entropy.SMOOTH], values[cross_entropy.COUNT])
-
-    def _for_copies(self, rule: Rule) -> Rule:
-        """Of a sum of everything, with a number for every copy."""
-        return rule if rule.output else replace(rule, output=(ONE,), output_shape=(self.tape.mesh.copies,))
 
     def _placed(self, operator: cross_entropy.LossOperator, rule: Rule, reads: Sequence[Value]) -> Placed:
         lead = len(operator.reads) - len(reads)
@@ -168,9 +167,11 @@ class CrossEntropy:
     # forward and backward of one operator
 
     def _forward(self, operator: cross_entropy.LossOperator, reads: Sequence[Value], y: Value) -> None:
-        kind = KINDS[operator.primitive]
+        kind, held = KINDS[operator.primitive], self.tape.held_bytes
         if kind.backward == 'output':
             self.tape.saved.add(y.name)
+        # Picking moves the index, and what it names read and written.
+        moved = held(reads[1].name) + 2.0 * held(y.name) if operator.primitive == 'GatherD' else None
         self.tape.emit_compute(
             operator.node,
             kind.operator,
@@ -179,12 +180,8 @@ class CrossEntropy:
             [y.name],
             flops=kind.flops * self.tape.held(reads[0].name),
             attributes=self._attributes(operator, reads, y),
-            moved=self._picked(reads[1], y) if operator.primitive == 'GatherD' else None,
+            moved=moved,
         )
-
-    def _picked(self, index: Value, y: Value) -> float:
-        """Bytes of picking: the index, and what it names read and written."""
-        return self.tape.held_bytes(index.name) + 2.0 * self.tape.held_bytes(y.name)
 
     def _attributes(self, operator: cross_entropy.LossOperator, reads: Sequence[Value], y: Value) -> Attributes:
         """What the kernel of the forward must know."""

@@ -68,7 +68,9 @@ class Mover:
             return self.moved[key]
         found = redistribute(value.shape, value.layout, target, self.method, self._exchanges(value))
         gathers = any(step.kind == 'all_gather' for step in found.steps)
-        result = self._emit(found, value, name or self._forward_name(value, gathers=gathers), 'F')
+        if not name and self.tape.degrees:
+            name = self._free(f'{value.name}.{"whole" if gathers else "slice"}')
+        result = self._emit(found, value, name or self._fresh(value.name), 'F')
         # Megatron gathers a sequence-parallel input once more in the backward instead of keeping it.
         gathered = [step.kind for step in found.steps] == ['all_gather']
         # Tokens that came to an expert are kept.
@@ -129,11 +131,6 @@ class Mover:
         return self.all_to_all or value.load is not None
 
     # names
-
-    def _forward_name(self, value: Value, *, gathers: bool) -> str:
-        if self.tape.degrees:
-            return self._free(f'{value.name}.{"whole" if gathers else "slice"}')
-        return self._fresh(value.name)
 
     def _fresh(self, name: str, mark: str = '') -> str:
         """A name for another layout of a value."""

@@ -100,12 +100,11 @@ class Placer:
         """
         shape = operator.output_shape
         output = seen_as(layout, operator.shapes[0], shape)
-        if output is None or (self.copies > 1 and not self._keeps_copies(layout, output, shape[0])):
+        if output is None:
             return None
-        return Placed((layout,), output, output)
-
-    def _keeps_copies(self, layout: TensorLayout, output: TensorLayout, rows: int) -> bool:
-        return layout.dims[0] == output.dims[0] and rows % (output.shard_counts[0] * self.copies) == 0
+        rows = self.copies * output.shard_counts[0] if self.copies > 1 else 1
+        keeps = rows == 1 or (layout.dims[0] == output.dims[0] and shape[0] % rows == 0)
+        return Placed((layout,), output, output) if keeps else None
 
     def by_batch(self, rows: int) -> int:
         """Slices of so many rows where nothing else is said: as many as divide ranks and the rows of a copy."""

@@ -21,7 +21,7 @@ from simpar.lower.issue import Mesh, mesh_of, mesh_of_strategies
 from simpar.lower.passes.messages import gathered_input
 from simpar.lower.tape import Backward, Tape, Value
 from simpar.model import Flatten, Operator, Reshape, Sharded, Strategy, Weighted, keys
-from simpar.model.model import AHEAD, Further, Graph, Node, Source
+from simpar.model.model import AHEAD, Further, Graph, Node
 from simpar.model.operators import attention, stream
 from simpar.model.ops import Ops
 from simpar.pipeline.zero_bubble import TWO_HOMES
@@ -166,7 +166,10 @@ class Forward:
 
     def run(self) -> None:
         """Forward, loss and backward."""
-        values = {source.name: self._source(source) for source in self.graph.sources}
+        values = {
+            one.name: self.input(one.name, one.shape, one.drawn, 'int64' if one.integer else self.tape.dtype)
+            for one in self.graph.sources
+        }
         for place, node in enumerate(self.graph.nodes):
             self._advance_to(self.stages[place], values, self.graph.nodes[place:])
             values[node.name] = self._node(node, place, values)
@@ -193,37 +196,29 @@ class Forward:
             return
         # Behind the last operator only the loss reads: the result of the model must still get there.
         wanted = {name for node in later for name in node.reads} or {self.graph.nodes[-1].name}
+        mesh = self.tape.mesh
         while self.tape.stage < stage:
             crossing = [name for name in values if name in wanted and not self._everywhere(name, values[name])]
-            if self._meets_mirror and self.degrees and self.degrees.restores:
+            # The next stage is at the same place, in the other direction of a pipeline.
+            meets = mesh.mirrored and mesh.pipeline_rank(self.tape.stage) == mesh.pipeline_rank(self.tape.stage + 1)
+            if meets and self.degrees and self.degrees.restores:
                 # The mirror has other samples, and the same part of each.
                 values.update(
                     {name: self.mover.move(values[name], self.degrees.own(values[name])) for name in crossing}
                 )
-            self.tape.saved |= self._read_before({values[name].name for name in crossing})
+            # What an operator of the current stage reads, too.
+            names = {values[name].name for name in crossing}
+            own = takewhile(lambda op: op.stage == self.tape.stage, reversed(self.tape.ops))
+            self.tape.saved |= {name for op in own for name in op.reads if name in names}
             chunks = self.mover if self.scatter_gather else None
             arrived = send_to_next_stage(self.tape, [values[name] for name in crossing], chunks)
             values.update(zip(crossing, arrived, strict=True))
-
-    @property
-    def _meets_mirror(self) -> bool:
-        """Whether the next stage is at the same place, in the other direction of a pipeline."""
-        mesh, stage = self.tape.mesh, self.tape.stage
-        return mesh.mirrored and mesh.pipeline_rank(stage) == mesh.pipeline_rank(stage + 1)
-
-    def _read_before(self, names: set[str]) -> set[str]:
-        """Which of these values an operator of the current stage reads."""
-        stages = takewhile(lambda op: op.stage == self.tape.stage, reversed(self.tape.ops))
-        return {name for op in stages for name in op.reads if name in names}
 
     def _everywhere(self, name: str, value: Value) -> bool:
         """Whether all stages have an input, as keys of dropout and tokens further on where no one gathers them."""
         return (name == stream.KEYS or AHEAD in name) and self.tape.tensors[value.name].kind == 'input'
 
     # inputs
-
-    def _source(self, source: Source) -> Value:
-        return self.input(source.name, source.shape, source.drawn, 'int64' if source.integer else self.tape.dtype)
 
     def input(self, name: str, shape: Shape, drawn: str, dtype: str) -> Value:
         """Register an input of the step, full or by batch as the data set is."""

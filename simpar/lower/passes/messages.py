@@ -427,12 +427,9 @@ def _moved(use: _Use, start: int, micro_batches: Sequence[int]) -> _Use:
 
 def _in_order(use: _Use) -> tuple[object, ...]:
     """Places in the issue order, then names with their numbers as numbers: bucket 99 stands before bucket 100."""
-    return use.first, use.last, _by_number(use.bucket), use.partition
-
-
-def _by_number(bucket: str) -> tuple[int | str, ...]:
-    """A name split by its numbers, so that every second part is one."""
-    return tuple(int(part) if at % 2 else part for at, part in enumerate(re.split(r'(\d+)', bucket)))
+    # A name is split by its numbers, so that every second part is one.
+    parts = tuple(int(part) if at % 2 else part for at, part in enumerate(re.split(r'(\d+)', use.bucket)))
+    return use.first, use.last, parts, use.partition
 
 
 def _joined(one: _Use, other: _Use) -> _Use:

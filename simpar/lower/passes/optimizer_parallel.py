@@ -574,17 +574,12 @@ def _wanted(tape: Tape, choice: Choice) -> Iterator[Wanted]:
     for tensor in list(tape.tensors.values()):
         # What has no gradient is a constant.
         trained = tensor.kind == 'parameter' and f'd:{tensor.name}' in tape.tensors
-        if trained and _is_wanted(tape, tensor, choice):
+        small = bool(choice.threshold) and size_of(tape, [tensor]) < choice.threshold
+        if trained and not small and not any(fnmatchcase(tensor.name, pattern) for pattern in choice.unsharded):
             groups = sharding(tape, tensor.name)
             if groups[0]:
                 size = tape.partitions[groups[0]].size
                 yield Wanted(tensor, groups, size, _dim(local_shape(tape, tensor), size))
-
-
-def _is_wanted(tape: Tape, tensor: Tensor, choice: Choice) -> bool:
-    if choice.threshold and local_elements(tape, tensor) * BYTES[tensor.dtype] < choice.threshold:
-        return False
-    return not choice.unsharded or not any(fnmatchcase(tensor.name, pattern) for pattern in choice.unsharded)
 
 
 def _dim(local: tuple[int, ...], size: int) -> int | None:
