@@ -388,21 +388,15 @@ def same(one: Any, other: Any) -> bool:
 
 def whole(value: Any) -> int:
     """A whole number; 1e3 is one, too. Raises ``ValueError``."""
-    if isinstance(value, bool) or value is None:
-        raise ValueError('not a whole number')
     try:
-        number = int(str(value).replace('_', ''))
+        number = float(str(value).replace('_', ''))
     except ValueError:
-        try:
-            real_number = float(str(value))
-            number = int(real_number)
-        except (ValueError, OverflowError):
-            raise ValueError('not a whole number') from None
-        if number != real_number:
-            raise ValueError('not a whole number') from None
+        number = 0.5
+    if not number.is_integer():
+        raise ValueError('not a whole number')
     if abs(number) >= 10**15:
         raise ValueError('too large a number')
-    return number
+    return int(number)
 
 
 def _read(convert: Callable[[Any], Number], text: str) -> Number | None:

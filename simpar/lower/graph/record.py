@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from itertools import takewhile
 from math import gcd, prod
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from simpar.errors import Infeasible
-from simpar.layout import Axis, Layout, Placed, Rule, TensorLayout, minus, operators, replicated
+from simpar.layout import Axis, Layout, Placed, TensorLayout, minus, operators, replicated
 from simpar.lower.graph import context, loss, move
 from simpar.lower.graph.chunks import attend_in_chunks, one_chunk
 from simpar.lower.graph.place import Degrees, Placer, outermost
@@ -360,31 +360,23 @@ class Forward:
         return replace(ops, W=None, parameters=tuple(replace(one, trained=False) for one in ops.parameters))
 
     def _placed(self, node: Node, reads: Sequence[Value]) -> Placed:
-        rule = node.operator.axes(node.name, *(read.shape for read in reads))
-        return next(how for fits, how in _PLACED if fits(self, node.operator))(self, node, rule, reads)
-
-    def _as_viewed(self, node: Node, rule: Rule, reads: Sequence[Value]) -> Placed:
-        """As what it reads; MindSpore's compiler changes the shape of slices where each stays one block."""
-        viewed = self.placer.viewed(rule, reads[0].layout) if self.mover.as_compiler else None
-        return viewed or self.placer.followed(rule, reads[0].layout)
-
-    def _by_layout(self, node: Node, rule: Rule, reads: Sequence[Value]) -> Placed:
-        operator, matrix = node.operator, self._matrix(node.name)
-        return self.placer.by_layout(rule, matrix, operator.layout, operator.out_layout, operator.lead)
-
-    def _by_degrees(self, node: Node, rule: Rule, reads: Sequence[Value]) -> Placed:
-        assert self.degrees is not None
-        return self.degrees.placed(node.operator, node.name, rule, reads)
-
-    def _by_strategy(self, node: Node, rule: Rule, reads: Sequence[Value]) -> Placed:
-        """By its strategy; without one an operator with weights is split by batch."""
-        operator, lead = node.operator, node.operator.lead
-        by_batch = {rule.inputs[lead][0]: self.placer.by_batch(reads[0].shape[0])}
-        strategy = operator.strategy or rule.strategy(by_batch)
-        return self.placer.by_strategy(rule, strategy, operator.out_strategy, reads[0].layout, lead)
-
-    def _as_read(self, node: Node, rule: Rule, reads: Sequence[Value]) -> Placed:
-        return self.placer.followed(rule, reads[0].layout, node.operator.lead)
+        """As it is told, by degrees, or as what it reads; without a strategy what has weights is split by batch."""
+        operator, lead, layout = node.operator, node.operator.lead, reads[0].layout
+        rule = operator.axes(node.name, *(read.shape for read in reads))
+        if isinstance(operator, Reshape) or (isinstance(operator, Flatten) and _follows(operator)):
+            # MindSpore's compiler changes the shape of slices where each stays one block.
+            viewed = self.placer.viewed(rule, layout) if self.mover.as_compiler else None
+            return viewed or self.placer.followed(rule, layout)
+        if operator.layout:
+            matrix = self._matrix(node.name)
+            return self.placer.by_layout(rule, matrix, operator.layout, operator.out_layout, lead)
+        if self.degrees and not operator.strategy:
+            return self.degrees.placed(operator, node.name, rule, reads)
+        if operator.strategy or isinstance(operator, Weighted):
+            by_batch = {rule.inputs[lead][0]: self.placer.by_batch(reads[0].shape[0])}
+            strategy = operator.strategy or rule.strategy(by_batch)
+            return self.placer.by_strategy(rule, strategy, operator.out_strategy, layout, lead)
+        return self.placer.followed(rule, layout, lead)
 
     def _tied(self, node: Node, reads: Sequence[Value], placed: Placed) -> Placed:
         """A product whose weight lies already, as another operator has placed it: rows over the other ranks."""
@@ -441,21 +433,6 @@ class Forward:
 def _follows(operator: Operator) -> bool:
     """Whether an operator is told nothing, and lies as its input does."""
     return not (operator.strategy or operator.layout)
-
-
-def _is_view(operator: Operator) -> bool:
-    return isinstance(operator, Reshape) or (isinstance(operator, Flatten) and _follows(operator))
-
-
-_Placing = Callable[[Forward, Node, Rule, Sequence[Value]], Placed]
-_PLACED: Final[tuple[tuple[Callable[[Forward, Operator], object], _Placing], ...]] = (
-    (lambda forward, operator: _is_view(operator), Forward._as_viewed),
-    (lambda forward, operator: operator.layout, Forward._by_layout),
-    (lambda forward, operator: not operator.strategy and forward.degrees, Forward._by_degrees),
-    (lambda forward, operator: operator.strategy or isinstance(operator, Weighted), Forward._by_strategy),
-    (lambda forward, operator: True, Forward._as_read),
-)
-"""How an operator is placed: the first condition that holds decides."""
 
 
 def _fineness(shape: Shape) -> int:

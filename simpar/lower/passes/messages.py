@@ -7,7 +7,7 @@ all-reduced over the groups; where it is also a partial sum over the tensor rank
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -99,19 +99,6 @@ class _Use(NamedTuple):
     members: frozenset[str]
     label: Label
     until: Label
-
-
-@dataclass(slots=True, eq=False)
-class _Touched:
-    """What uses a bucket.
-
-    Arguments: ``read``, by gathered weight its bucket; ``added``, by full gradient, of shards that are packed, whose
-    buckets have these ``packed`` members.
-    """
-
-    read: dict[str, _Key] = field(default_factory=dict)
-    added: dict[str, _Key] = field(default_factory=dict)
-    packed: dict[_Key, frozenset[str]] = field(default_factory=dict)
 
 
 class Gathers:
@@ -208,17 +195,17 @@ class Gathers:
 
     def _uses(self, order: Issued) -> dict[_Key, dict[Label | None, _Use]]:
         """The uses of every bucket by what they are for: a label, or all that a step does."""
-        touched = _Touched()
+        keys, packed = dict[str, _Key](), dict[_Key, frozenset[str]]()
         touching = {run: self._touching(run) for run in order.runs}
         for key, members in self._buckets(order, touching).items():
             shards = self._shards.each(members)
-            touched.read.update((name, key) for shard in shards for name in shard.gathered)
+            keys.update((name, key) for shard in shards for name in shard.gathered)
             # Systems whose shards are packed gather a layer for its backward, whatever that reads of it; so does FSDP2.
             whole = self._plan.fusion == 'fsdp' or self._plan.second_shards
             if whole or any(shard.packed for shard in shards):
-                touched.packed[key] = frozenset(members)
-                touched.added.update((one.name, key) for shard in shards for one in shard.fulls)
-        within = {run: self._within(touching[run], touched) for run in order.runs}
+                packed[key] = frozenset(members)
+                keys.update((one.name, key) for shard in shards for one in shard.fulls)
+        within = {run: self._within(touching[run], keys, packed) for run in order.runs}
         found: dict[_Key, dict[Label | None, _Use]] = {}
         for block, start in zip(order.blocks, order.start[:-1], strict=True):
             for use in within[block.run]:
@@ -232,12 +219,17 @@ class Gathers:
                 spans[span] = _joined(spans[span], mine) if span in spans else mine
         return found
 
-    def _within(self, touching: _Touching, touched: _Touched) -> list[_Use]:
-        """The uses of buckets in a run, by its own offsets and parts; one for each label."""
+    def _within(
+        self, touching: _Touching, keys: Mapping[str, _Key], packed: Mapping[_Key, frozenset[str]]
+    ) -> list[_Use]:
+        """The uses of buckets in a run, by its own offsets and parts; one for each label.
+
+        Arguments: ``keys``, the bucket of each gathered weight, and of full gradients where it is ``packed``: all of
+        its members are gathered then, whatever is read of them.
+        """
         first: dict[tuple[_Key, Label], int] = {}
         last: dict[tuple[_Key, Label], int] = {}
         members: dict[tuple[_Key, Label], set[str]] = {}
-        keys = touched.added | touched.read
         for offset, label, names in touching:
             for name in names:
                 key = keys.get(name)
@@ -245,7 +237,7 @@ class Gathers:
                     use = key, label
                     first.setdefault(use, offset)
                     last[use] = offset
-                    members.setdefault(use, set()).update(touched.packed.get(key) or (self._gathered[name],))
+                    members.setdefault(use, set()).update(packed.get(key) or (self._gathered[name],))
         return [
             _Use(begin, last[use], *use[0], frozenset(members[use]), use[1], use[1]) for use, begin in first.items()
         ]
