@@ -215,23 +215,22 @@ def expert_stride(plan: Plan, data: int) -> int:
     """How far ranks that share experts are apart. Raises ``Infeasible`` where they do not divide."""
     inner = {'data': plan.context * plan.tensor, 'context': plan.tensor, 'tensor': 1}[plan.expert_ranks]
     ranks = data * plan.context * plan.tensor // inner
-    if ranks % plan.expert:
-        raise Infeasible(
-            f'plan.expert: {plan.expert} does not divide the {ranks} {plan.expert_ranks} ranks; '
-            f'choose a divisor of {ranks}'
-        )
+    divided('expert', plan.expert, ranks, f'{plan.expert_ranks} ranks', f'a divisor of {ranks}')
     return inner
+
+
+def divided(key: str, size: int, count: int, of: str, instead: str) -> None:
+    """Raise ``Infeasible`` where groups of a size do not divide so many ranks. Arguments: ``instead``, a divisor."""
+    if count % size:
+        raise Infeasible(f'plan.{key}: {size} does not divide the {count} {of}; choose {instead}')
 
 
 def _shard(plan: Plan, data: int) -> int:
     """Ranks of a shard group: the data (and context) ranks, or as many of them as the plan says, if there are more."""
     # A group that is larger than there are ranks is all of them: one plan serves several worlds.
     size = min(plan.shard_group or data, data)
-    if data % size:
-        ranks = f'{data} {"data × context" if plan.context > 1 else "data"} ranks'
-        raise Infeasible(
-            f'plan.shard_group: {size} does not divide the {ranks}; choose a divisor of {data}, or 0 for all'
-        )
+    ranks = f'{"data × context" if plan.context > 1 else "data"} ranks'
+    divided('shard_group', size, data, ranks, f'a divisor of {data}, or 0 for all')
     return size
 
 

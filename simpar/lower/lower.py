@@ -10,7 +10,7 @@ import numpy as np
 from simpar import errors, plans
 from simpar.lower import issue, roles
 from simpar.lower.graph import chunks, loss, record
-from simpar.lower.graph.stages import Exchange, exchange, folded, has_two_homes, order_of_a_half
+from simpar.lower.graph.stages import Exchange, exchange, folded, has_two_homes
 from simpar.lower.passes import messages, recompute
 from simpar.lower.passes.fp8 import in_fp8
 from simpar.lower.passes.offload import STATES, offload_of, with_states_on_host
@@ -116,7 +116,8 @@ def order_of(plan: plans.Plan) -> Order:
         row = [Action(0, kind, micro_batch) for micro_batch in range(plan.micro_batches) for kind in kinds]
         return Order((tuple(row),), (0,), plan.micro_batches)
     if has_two_homes(plan):
-        return order_of_a_half(plan)
+        # What each place of two mirrored pipeline ranks does.
+        return zero_bubble.dualpipe_v(plan.pipeline // 2, plan.micro_batches // 2)
     counts = plan.pipeline, plan.micro_batches, plan.chunks, plan.sequence_chunks
     return orders.named_order(plan.order, *counts, pairs=plan.pairs != 'none')
 

@@ -9,11 +9,12 @@ summed where the gradient is popped. In both, the gradient of a value with a pen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import prod
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -51,6 +52,8 @@ class Value(NamedTuple):
         return Value(name, self.shape, layout or self.layout, load=self.load)
 
 
+SHOWN: Final = 20
+"""Names that an error lists."""
 Rule = tuple[int, Callable[[], None]]
 """A stage, and what emits ops of the backward in it."""
 
@@ -487,6 +490,12 @@ def summed(
     """An all-reduce of tensors in place, ``size`` bytes."""
     return OpClass(name, 'collective', 'all_reduce', phase, bytes=size, dtype=dtype, partition=partition, reduce='sum',
                    reads=names, writes=names, stage=stage)  # fmt: skip
+
+
+def named_by_nothing(key: str, pattern: str, what: str, names: Collection[str]) -> Infeasible:
+    """The error that a pattern names none of some names: to be raised."""
+    more = ', ...' if len(names) > SHOWN else ''
+    return Infeasible(f'{key}: {pattern} names no {what}; there are {", ".join(islice(names, SHOWN))}{more}')
 
 
 def layer_of(parameter: str) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import takewhile
 from math import gcd, prod
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from simpar.errors import Infeasible
 from simpar.layout import Axis, Layout, Placed, TensorLayout, minus, operators, replicated
@@ -19,7 +19,7 @@ from simpar.lower.graph.place import Degrees, Placer, outermost
 from simpar.lower.graph.stages import mirror_inputs, send_to_next_stage, stages_of
 from simpar.lower.issue import Mesh, mesh_of, mesh_of_strategies
 from simpar.lower.passes.messages import gathered_input
-from simpar.lower.tape import Backward, Tape, Value
+from simpar.lower.tape import Backward, Tape, Value, named_by_nothing
 from simpar.model import Flatten, Operator, Reshape, Sharded, Strategy, Weighted, keys
 from simpar.model.model import AHEAD, Further, Graph, Node
 from simpar.model.operators import attention, stream
@@ -29,10 +29,6 @@ from simpar.plans import Plan
 from simpar.workload import Transformer, Workload
 
 # Strategies that a plan gives single operators of a model by patterns of their names.
-
-
-SHOWN = 20
-Given = TypeVar('Given')
 
 
 def has_strategies(workload: Workload, plan: Plan) -> bool:
@@ -49,16 +45,13 @@ def with_strategies(nodes: Sequence[Node], plan: Plan) -> tuple[Node, ...]:
     """
     if not (plan.strategies or plan.layouts):
         return tuple(nodes)
-    found = _each(nodes, 'strategies', plan.strategies, told)
-    found = _each(found, 'layouts', plan.layouts, laid_out)
+    found = _each(_each(nodes, 'strategies', plan.strategies), 'layouts', plan.layouts)
     _tie(found)
     return tuple(found)
 
 
-def _each(
-    nodes: Sequence[Node], key: str, strategies: Mapping[str, Given], give: Callable[[Operator, Given], Operator]
-) -> list[Node]:
-    """Of the patterns that match its name a node takes the first."""
+def _each(nodes: Sequence[Node], key: str, strategies: Mapping[str, keys.Layouts | Strategy]) -> list[Node]:
+    """Of the patterns that match its name a node takes the first. Arguments: ``key`` of the plan that has them."""
     free = set(strategies)
     found = []
     for node in nodes:
@@ -66,14 +59,14 @@ def _each(
         if matching and (isinstance(node.operator, Sharded) or node.name in strategies):
             # A pattern that another one outruns is used all the same: only one that names nothing is a fault.
             free -= set(matching)
-            node = _given(node, key, partial(give, node.operator, strategies[matching[0]]))  # noqa: PLW2901
+            if not isinstance(node.operator, Sharded):
+                raise Infeasible(f'plan.{key}: {node.name} takes no strategy, it lies as what it reads; leave it out')
+            operator = told(node.operator, strategies[matching[0]], 'strategy' if key == 'strategies' else 'layout')
+            node = replace(node, operator=operator)  # noqa: PLW2901
         found.append(node)
     if free:
         names = [node.name for node in nodes if isinstance(node.operator, Sharded)]
-        more = ', ...' if len(names) > SHOWN else ''
-        raise Infeasible(
-            f'plan.{key}: {min(free)} names no operator of the model; there are {", ".join(names[:SHOWN])}{more}'
-        )
+        raise named_by_nothing(f'plan.{key}', min(free), 'operator of the model', names)
     return found
 
 
@@ -94,27 +87,12 @@ def matches(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)
 
 
-def _given(node: Node, key: str, give: Callable[[], Operator]) -> Node:
-    if not isinstance(node.operator, Sharded):
-        raise Infeasible(f'plan.{key}: {node.name} takes no strategy, it lies as what it reads; leave it out')
-    return replace(node, operator=give())
-
-
-def laid_out(operator: Operator, layouts: keys.Layouts) -> Operator:
-    """An operator with layouts of its inputs, the last of which may be that of its result."""
-    own: dict[str, Any] = {'strategy': (), 'layout': layouts}
-    if operator.splits_result:
-        inputs, result = layouts[: operator.splits_result], layouts[operator.splits_result :]
-        own |= {'layout': inputs, 'out_strategy': (), 'out_layout': result[0] if result else ()}
-    return replace(operator, **own)
-
-
-def told(operator: Operator, strategy: Strategy) -> Operator:
-    """An operator with a strategy, whose last part may be that of its result."""
-    own: dict[str, Any] = {'strategy': strategy, 'layout': ()}
-    if operator.splits_result:
-        inputs, result = strategy[: operator.splits_result], strategy[operator.splits_result :]
-        own |= {'strategy': inputs, 'out_strategy': result[0] if result else (), 'out_layout': ()}
+def told(operator: Operator, parts: keys.Layouts | Strategy, key: str = 'strategy') -> Operator:
+    """An operator with a strategy or a ``layout``, whose last part may be that of its result."""
+    other, count = ('layout' if key == 'strategy' else 'strategy'), operator.splits_result
+    own: dict[str, Any] = {key: parts[:count] if count else parts, other: ()}
+    if count:
+        own |= {f'out_{key}': parts[count] if parts[count:] else (), f'out_{other}': ()}
     return replace(operator, **own)
 
 

@@ -14,7 +14,7 @@ from simpar.lower.issue import PIPELINE, expert_stride
 from simpar.lower.passes.optimizer_parallel import Shards
 from simpar.lower.tape import Tape, Value, local_elements
 from simpar.model.model import Model
-from simpar.pipeline import order, zero_bubble
+from simpar.pipeline import zero_bubble
 from simpar.workload import Workload
 
 
@@ -107,11 +107,6 @@ def two_homes_fit(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
         what = f'{plan.micro_batches} micro-batches, but dualpipe needs two for each of {plan.pipeline} pipeline ranks'
         yield Problem(('plan', 'micro_batches'), what, f'write at least {2 * plan.pipeline}')
     yield from keys.conflicts_of('dualpipe', plan=plan, model=workload.model)
-
-
-def order_of_a_half(plan: plans.Plan) -> order.Order:
-    """What each place of two mirrored pipeline ranks does."""
-    return zero_bubble.dualpipe_v(plan.pipeline // 2, plan.micro_batches // 2)
 
 
 def folded(workload: Workload, plan: plans.Plan, world: int) -> plans.Plan:
@@ -241,15 +236,18 @@ def _own(tape: Tape, gradient: Value) -> Value:
     # A value that goes on over several stages is copied in each, and a redistribution may have copied it, too.
     while name in tape.tensors or f'{name}.I' in taken:
         name = f'{name}.copy'
-    copied = tape.register(gradient.like(name))
-    tape.emit_compute(copied.name, 'scale', 'I', [gradient.name], [copied.name], attributes={'factor': 1.0})
+    return _copy(tape, gradient.like(name), gradient, 'I')
+
+
+def _copy(tape: Tape, copied: Value, of: Value, phase: program.Phase) -> Value:
+    tape.register(copied)
+    tape.emit_compute(copied.name, 'scale', phase, [of.name], [copied.name], attributes={'factor': 1.0})
     return copied
 
 
 def _copied(tape: Tape, value: Value) -> Value:
-    copied = tape.register(value.like(f'{value.name}.copy')._replace(needs_gradient=value.needs_gradient))
-    tape.emit_compute(copied.name, 'scale', 'F', [value.name], [copied.name], attributes={'factor': 1.0})
-    tape.backward_of(copied, lambda gradient: tape.accumulate(value, gradient))
+    copied = value.like(f'{value.name}.copy')._replace(needs_gradient=value.needs_gradient)
+    tape.backward_of(_copy(tape, copied, value, 'F'), lambda gradient: tape.accumulate(value, gradient))
     return copied
 
 

@@ -12,12 +12,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import islice
 from typing import Final
 
-from simpar import errors, plans, program
+from simpar import plans, program
 from simpar.lower.passes.optimizer_parallel import choice_of
-from simpar.lower.tape import Tape
+from simpar.lower.tape import Tape, named_by_nothing
 from simpar.workload import Workload
 
 FP8: Final = 'fp8'
@@ -26,7 +25,6 @@ PRODUCTS: Final = frozenset({'matmul', 'grouped_matmul'})
 HEAD: Final = 'head'
 NEVER: Final = ('*.router', '*.gate')
 """Of mixtures of experts: small products, on whose last bits it depends where tokens go."""
-_SHOWN: Final = 20
 MULTIPLE: Final = 16
 """Rows, outputs and inputs of an 8-bit product are multiples of this (cuBLASLt)."""
 
@@ -64,9 +62,7 @@ def _check(patterns: Sequence[str], products: Collection[str]) -> None:
     for pattern in patterns:
         # The default names the head, which not every model has.
         if pattern != HEAD and not any(fnmatchcase(name, pattern) for name in products):
-            shown = ', '.join(islice(products, _SHOWN))
-            more = ', ...' if len(products) > _SHOWN else ''
-            raise errors.Infeasible(f'workload.fp8_except: {pattern} names no product; there are {shown}{more}')
+            raise named_by_nothing('workload.fp8_except', pattern, 'product', products)
 
 
 @dataclass(slots=True, eq=False)

@@ -17,6 +17,7 @@ from typing import Final, Literal
 from simpar.errors import Infeasible, Problem
 from simpar.keys import conflicts_of
 from simpar.layout import minus
+from simpar.lower.issue import divided
 from simpar.lower.tape import Tape, layer_of, local_elements, local_shape
 from simpar.plans import Plan
 from simpar.program import BYTES, Attribute, OpClass, Partition, Split, Tensor
@@ -320,17 +321,17 @@ class Shards:
 
 
 def message_sizes(tape: Tape, plan: Plan, shards: Shards, parameters: Iterable[str]) -> dict[str, float]:
-    """Bytes that fusion by size counts of each parameter; nothing where it does not count them."""
-    return {name: _message_size(tape, plan, shards, name) for name in parameters} if by_size(plan) else {}
+    """Bytes that fusion by size counts of each parameter; nothing where it does not count them.
 
-
-def _message_size(tape: Tape, plan: Plan, shards: Shards, parameter: str) -> float:
-    """A full gradient or weight, as far as tensor ranks have it; with MindSpore's levels what it counts, the shard."""
-    size = size_of(tape, [tape.tensors[f'd:{parameter}']])
-    if parameter not in shards.of or (plan.hsdp != 'off' and not shards.of[parameter].bucket):
-        return size
-    shard = shards.of[parameter]
-    return size_of(tape, [shard.fulls[shard.parameters.index(parameter)]])
+    A full gradient or weight, as far as tensor ranks have it; with MindSpore's levels what it counts, the shard.
+    """
+    found = {}
+    for name in parameters if by_size(plan) else ():
+        gradient, shard = tape.tensors[f'd:{name}'], shards.of.get(name)
+        if shard is not None and (plan.hsdp == 'off' or shard.bucket):
+            gradient = shard.fulls[shard.parameters.index(name)]
+        found[name] = size_of(tape, [gradient])
+    return found
 
 
 def split_dims(shards: Sequence[Shard]) -> dict[str, Attribute]:
@@ -375,11 +376,7 @@ def sharding(tape: Tape, parameter: str) -> tuple[str, str]:
         return tape.mesh.sharding
     mirror = tape.groups(tape.axes.expert_data if tape.degrees else tape.layouts[parameter].unsharded_axes)
     size = min(tape.shard_group or mirror.size, mirror.size)
-    if mirror.size % size:
-        raise Infeasible(
-            f'plan.shard_group: {size} does not divide the {mirror.size} ranks with the same slice of {parameter}; '
-            'choose a divisor, or 0 for all'
-        )
+    divided('shard_group', size, mirror.size, f'ranks with the same slice of {parameter}', 'a divisor, or 0 for all')
     if size in (1, mirror.size):
         return (tape.registered(mirror) if size > 1 else ''), ''
     groups = mirror.groups_GP.reshape(-1, mirror.size // size, size)
@@ -392,11 +389,7 @@ def sharding(tape: Tape, parameter: str) -> tuple[str, str]:
 def neighbours(tape: Tape, partition: str, size: int) -> str:
     """The partition of second shards: so many neighbours of a group. Raises ``Infeasible`` where they do not divide."""
     groups = tape.partitions[partition].groups_GP
-    if groups.shape[1] % size:
-        raise Infeasible(
-            f'plan.second_shards: {size} does not divide the {groups.shape[1]} ranks of a shard group; '
-            'choose a divisor, or 0 for none'
-        )
+    divided('second_shards', size, groups.shape[1], 'ranks of a shard group', 'a divisor, or 0 for none')
     return tape.registered(Partition(f'{partition}.near', groups.reshape(-1, size)))
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from simpar.errors import Infeasible
 from simpar.lower.issue import TENSOR
-from simpar.lower.tape import Tape, layer_of
+from simpar.lower.tape import Tape, layer_of, named_by_nothing
 from simpar.model import MatMul, Softmax
 from simpar.model.model import Graph, Node
 from simpar.model.operators.attention import CHUNK_ATTENTION, Attention, AttentionScores, AttentionValues, CausalSoftmax
@@ -88,7 +88,6 @@ def _core(softmax: Node, by_name: Mapping[str, Node], readers: Mapping[str, Sequ
 RECOMPUTE: Final = 'recompute'
 """The attribute of a clone, and the end of its name."""
 _LOSS: Final = 'loss'
-_SHOWN: Final = 20
 _Regions = Callable[[str], str]
 """By the name of an op without its phase the region that it belongs to; empty: none."""
 
@@ -180,10 +179,7 @@ def check_recompute(choice: Recompute, ops: Sequence[OpClass], stages: int) -> N
     names = list(dict.fromkeys(_bare(op) for op in forward if layer_of(op.name) != _LOSS))
     for pattern in choice.patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            more = ', ...' if len(names) > _SHOWN else ''
-            raise Infeasible(
-                f'plan.recompute: {pattern} names no operator to run again; there are {", ".join(names[:_SHOWN])}{more}'
-            )
+            raise named_by_nothing('plan.recompute', pattern, 'operator to run again', names)
     beyond = sorted(stage for stage in choice.stages if stage >= stages)
     if beyond:
         raise Infeasible(f'plan.recompute_stages lists {beyond[0]}, but the stages are 0 to {stages - 1}')
