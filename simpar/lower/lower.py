@@ -10,10 +10,10 @@ import numpy as np
 from simpar import errors, plans
 from simpar.lower import issue, roles
 from simpar.lower.graph import chunks, loss, record
-from simpar.lower.graph.stages import Exchange, exchange, folded, has_two_homes
-from simpar.lower.passes import messages, recompute
+from simpar.lower.graph.stages import Exchange, exchange, folded, has_two_homes, order_of_a_half
+from simpar.lower.passes import messages
 from simpar.lower.passes.fp8 import in_fp8
-from simpar.lower.passes.offload import STATES, offload_of, with_states_on_host
+from simpar.lower.passes.offload import STATES, with_states_on_host
 from simpar.lower.passes.optimizer_parallel import Shards, conflicts, fusion_ids, shard
 from simpar.lower.passes.update import Updates, matrices, update_shards, updated, updates
 from simpar.lower.tape import Tape
@@ -116,8 +116,7 @@ def order_of(plan: plans.Plan) -> Order:
         row = [Action(0, kind, micro_batch) for micro_batch in range(plan.micro_batches) for kind in kinds]
         return Order((tuple(row),), (0,), plan.micro_batches)
     if has_two_homes(plan):
-        # What each place of two mirrored pipeline ranks does.
-        return zero_bubble.dualpipe_v(plan.pipeline // 2, plan.micro_batches // 2)
+        return order_of_a_half(plan)
     counts = plan.pipeline, plan.micro_batches, plan.chunks, plan.sequence_chunks
     return orders.named_order(plan.order, *counts, pairs=plan.pairs != 'none')
 
@@ -183,10 +182,7 @@ def sharded(
 def staged(plan: plans.Plan, of: Sharded, stages: int, done: Collection[tuple[int, str]]) -> Staged:
     """The ops of the stages. Arguments: ``done``, (stage, kind) of all actions of the order."""
     tape = of.tape.copy()
-    again = recompute.recompute_of(plan, of.graph)
-    leaves = offload_of(plan, of.graph) if any(op.phase != 'F' for op in tape.ops) else None
-    ways = roles.stages_of(tape, stages, done, again, tiles=plan.tiles, overlap=roles.overlap_of(plan), offload=leaves)
-    return Staged(tape, ways)
+    return Staged(tape, roles.stages_of(tape, plan, of.graph, stages, done))
 
 
 def _program(workload: Workload, plan: plans.Plan, world: int, order: Order, session: Session) -> Program:

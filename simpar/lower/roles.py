@@ -14,9 +14,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 from simpar import errors, keys, plans
 from simpar.lower.graph.chunks import ByChunk
 from simpar.lower.issue import EXPERT, Block, Issue, Issued, Run
-from simpar.lower.passes.offload import Offload, is_fetch, offloaded
-from simpar.lower.passes.recompute import Recompute, check_recompute, is_recomputed, nothing_tiled, recomputed, tiled
+from simpar.lower.passes import offload, recompute
+from simpar.lower.passes.recompute import is_recomputed
 from simpar.lower.tape import Tape, layer_of
+from simpar.model.model import Graph
 from simpar.pipeline import order, orders
 from simpar.program import COPY, OpClass, Tensor
 
@@ -47,11 +48,11 @@ class Overlap:
         experts: all-to-alls of experts alone end the parts of a layer.
     """
 
-    fill: bool = True
-    recompute_early: bool = False
-    pairs: str = 'none'
-    delayed: bool = False
-    behind: bool = False
+    fill: bool
+    recompute_early: bool
+    pairs: str
+    delayed: bool
+    behind: bool
     experts: bool = False
 
 
@@ -366,41 +367,34 @@ class StageOps:
 
     parts: dict[str, tuple[OpClass, ...]]
     transfers: dict[tuple[str, str], OpClass]
-    gathered: frozenset[str] = frozenset()
-    overlap: Overlap = Overlap()
+    gathered: frozenset[str]
+    overlap: Overlap
     behind: tuple[OpClass, ...] = ()
 
 
 def stages_of(
-    tape: Tape,
-    count: int,
-    done: Collection[tuple[int, str]],
-    recompute: Recompute | None = None,
-    *,
-    tiles: int = 1,
-    overlap: Overlap | None = None,
-    offload: Offload | None = None,
+    tape: Tape, plan: plans.Plan, graph: Graph, count: int, done: Collection[tuple[int, str]]
 ) -> list[StageOps]:
     """The ops of every stage, each freeing what no later op of its stage reads; of every chunk of it, the first first.
 
-    Arguments: ``count``, how many stages there are; ``done``, (stage, kind) of all actions that are done; ``tiles`` of
-    a product and the collective next to it; ``offload``, whose activations leave the device. Raises ``Infeasible``
-    where ``recompute`` names what is not there.
+    Arguments: ``count``, how many stages there are; ``done``, (stage, kind) of all actions that are done. Raises
+    ``Infeasible`` where the plan names what is not there.
     """
-    recompute, overlap = recompute or Recompute(), overlap or Overlap()
-    overlap = replace(overlap, experts=any(op.partition == EXPERT for op in tape.ops))
-    check_recompute(recompute, tape.ops, count)
+    again, tiles = recompute.recompute_of(plan, graph), plan.tiles
+    leaves = offload.offload_of(plan, graph) if any(op.phase != 'F' for op in tape.ops) else None
+    overlap = replace(overlap_of(plan), experts=any(op.partition == EXPERT for op in tape.ops))
+    recompute.check_recompute(again, tape.ops, count)
     ops: list[list[OpClass]] = [[] for _ in range(count)]
     for op in tape.ops:
         ops[op.stage].append(op)
     others = _read_elsewhere(ops)
     ready = []
     for stage, (mine, elsewhere) in enumerate(zip(ops, others, strict=True)):
-        again = recomputed(tape, mine, elsewhere, recompute) if recompute.of_stage(stage) else mine
-        again = tiled(tape, again, elsewhere, tiles)
-        ready.append(offloaded(tape, again, elsewhere, offload) if offload else again)
+        own = recompute.recomputed(tape, mine, elsewhere, again) if again.of_stage(stage) else mine
+        own = recompute.tiled(tape, own, elsewhere, tiles)
+        ready.append(offload.offloaded(tape, own, elsewhere, leaves) if leaves else own)
     made = [op for mine in ready for op in mine]
-    tape.notes += nothing_tiled(made, tiles)
+    tape.notes += recompute.nothing_tiled(made, tiles)
     if tape.mesh.sequence_chunks > 1:
         chunks = ByChunk.of(tape, made)
         each = [_stage_in_chunks(chunks, *stage, overlap) for stage in zip(ready, others, strict=True)]
@@ -666,7 +660,7 @@ def _paired(
 
 def _late(op: OpClass, *, fill: bool) -> bool:
     """Whether an op waits for the computation before it: a fetch, and a sum where nothing fills its time."""
-    return is_fetch(op) or (not fill and _sums_input(op))
+    return offload.is_fetch(op) or (not fill and _sums_input(op))
 
 
 def _holds(op: OpClass, overlap: Overlap) -> bool:

@@ -11,7 +11,7 @@ from typing import Final
 from simpar import document, files, keys, plans
 from simpar.document.tree import Fault
 from simpar.errors import Problem, ScheduleError, divisors, multiple
-from simpar.lower import roles
+from simpar.lower import roles, tape
 from simpar.lower.graph import chunks, record, stages
 from simpar.lower.passes import optimizer_parallel, recompute
 from simpar.model import Conv2d, Dense, Operator, Sharded
@@ -206,7 +206,7 @@ def strategies_fit(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
 def _named(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
     """Patterns of the plan's strategies and layouts that match no operator which takes one."""
     names = [node.name for node in workload.model.nodes if isinstance(node.operator, Sharded)]
-    shown = ', '.join(names[: record.SHOWN]) + (', …' if len(names) > record.SHOWN else '')
+    shown = ', '.join(names[: tape.SHOWN]) + (', …' if len(names) > tape.SHOWN else '')
     for key, given in (('strategies', plan.strategies), ('layouts', plan.layouts)):
         for pattern in (one for one in given if not any(record.matches(name, one) for name in names)):
             yield Problem(('plan', key, pattern), f'{pattern} names no operator of the model', f'write one of {shown}')

@@ -14,7 +14,7 @@ from simpar.lower.issue import PIPELINE, expert_stride
 from simpar.lower.passes.optimizer_parallel import Shards
 from simpar.lower.tape import Tape, Value, local_elements
 from simpar.model.model import Model
-from simpar.pipeline import zero_bubble
+from simpar.pipeline import order, zero_bubble
 from simpar.workload import Workload
 
 
@@ -107,6 +107,11 @@ def two_homes_fit(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
         what = f'{plan.micro_batches} micro-batches, but dualpipe needs two for each of {plan.pipeline} pipeline ranks'
         yield Problem(('plan', 'micro_batches'), what, f'write at least {2 * plan.pipeline}')
     yield from keys.conflicts_of('dualpipe', plan=plan, model=workload.model)
+
+
+def order_of_a_half(plan: plans.Plan) -> order.Order:
+    """What each place of two mirrored pipeline ranks does."""
+    return zero_bubble.dualpipe_v(plan.pipeline // 2, plan.micro_batches // 2)
 
 
 def folded(workload: Workload, plan: plans.Plan, world: int) -> plans.Plan:
