@@ -222,6 +222,7 @@ class _Action:
 
 
 def _actions(shape: tuple[int, ...], part: Part) -> Iterator[_Action]:
+    own = tuple(range(len(part.shape)))
     steps = [single for step in part.steps for single in _by_dim(step, part.dim_of)]
     states = list(_states(part.begin, steps))
     # Kernels slice and join along dims of the tensor; a slice that is several blocks needs a view in parts, and two
@@ -230,11 +231,10 @@ def _actions(shape: tuple[int, ...], part: Part) -> Iterator[_Action]:
         for step, state in zip(steps, states[1:], strict=True):
             yield _Action(step.kind, shape, _block_dims(part, state), 0, step.axes, _attributes(step, part.dim_of))
         return
-    steps = [single for step in part.steps for single in _by_axis(step)]
+    steps = [single for step in part.steps for single in _by_dim(step, own)]
     states = list(_states(part.begin, steps))
     # Copies are the innermost part of the first dim: what axes shard lies outside of it.
     batch_dim = max(place for place, dim in enumerate(part.dim_of) if dim == 0)
-    own = tuple(range(len(part.shape)))
     yield _Action('copy', part.shape, _view_dims(states[0]), batch_dim)
     for step, state in zip(steps, states[1:], strict=True):
         yield _Action(step.kind, part.shape, _view_dims(state), batch_dim, step.axes, _attributes(step, own))
@@ -242,21 +242,12 @@ def _actions(shape: tuple[int, ...], part: Part) -> Iterator[_Action]:
 
 
 def _by_dim(step: Step, dim_of: Sequence[int]) -> Iterator[Step]:
-    """A step as one for each tensor dim; an all-to-all stays one."""
+    """A step as one for each dim of what it works on; an all-to-all and an all-reduce stay one."""
     if step.kind in ('all_to_all', 'all_reduce'):
         yield step
         return
     for _, places in groupby(range(len(step.axes)), key=lambda place: dim_of[(step.gather or step.split)[place]]):
         yield _restricted(step, list(places))
-
-
-def _by_axis(step: Step) -> Iterator[Step]:
-    """A step as one for each axis; an all-to-all and an all-reduce stay one."""
-    if step.kind in ('all_to_all', 'all_reduce'):
-        yield step
-        return
-    for place in range(len(step.axes)):
-        yield _restricted(step, [place])
 
 
 def _restricted(step: Step, places: Sequence[int]) -> Step:

@@ -405,46 +405,6 @@ MEMBERS = 'members'
 """How a packed weight is first filled: as its members."""
 
 
-def padded_shard(tape: Tape, tensor: Tensor, groups: tuple[str, str], outputs: int, *, weights: bool) -> Shard:
-    """One parameter, sharded by rows.
-
-    Arguments:
-        groups: shard groups and replicas.
-        outputs: how many leading dims are its rows: a weight that has several dims of outputs, as queries, keys and
-            values by heads, has rows of all of them.
-        weights: the weight itself is sharded, not its update alone.
-    """
-    size = tape.partitions[groups[0]].size
-    local = local_shape(tape, tensor)
-    rows, row = prod(local[:outputs]), prod(local[outputs:])
-    # Rounded up to whole rows for every rank, padding and all, as FSDP2 allocates.
-    length = -(-rows // size) * size * row
-    name = tensor.name if weights else f'{tensor.name}.piece'
-    return _register(tape, [tensor], groups, length, (name, f'd:{tensor.name}'), weights=weights)
-
-
-def flat_shard(
-    tape: Tape, bucket: str, tensors: Sequence[Tensor], groups: tuple[str, str], each: int = 1, *, weights: bool
-) -> Shard:
-    """The parameters of a message in one buffer.
-
-    Arguments: ``bucket``, the message's name; ``groups`` and ``weights`` as of ``padded_shard``; ``each``, elements of
-    which a rank has a whole number. Does not model: what Megatron-LM and DeepSpeed align besides, for the sake of
-    kernels and links (docs/optimizer_parallel.md).
-    """
-    size = tape.partitions[groups[0]].size
-    # One padding behind all of them: parameters may lie across the borders of ranks.
-    length = -(-sum(local_elements(tape, tensor) for tensor in tensors) // (size * each)) * size * each
-    flat = f'{bucket}.flat.{groups[0]}'
-    names = (flat if weights else f'{flat}.piece', f'd:{flat}')
-    shard = _register(tape, tensors, groups, length, names, weights=weights)
-    # The buffer holds the gradients' sums; the tensors that it replaces are left out of the program.
-    tape.replaced.update(f'd:{tensor.name}' for tensor in tensors)
-    if weights:
-        tape.replaced.update(tensor.name for tensor in tensors)
-    return replace(shard, bucket=bucket, flat=flat)
-
-
 def output_dims(tape: Tape) -> dict[str, int]:
     """How many leading dims of parameters of products are outputs: torch has them as one dim, its rows."""
     telling = (op for op in (*tape.ops, *tape.casts) if 'outputs' in op.attributes)
@@ -645,20 +605,37 @@ def _packed(
     tape: Tape, choice: Choice, bucket: str, wanted: Sequence[Wanted], outputs: Mapping[str, int],
     apart: Mapping[str, tuple[int, int]],
 ) -> dict[str, Shard]:  # fmt: skip
-    weights = 'weights' in choice.parts
-    tensors, groups = [one.tensor for one in wanted], wanted[0].groups
-    if choice.form == 'padded':
-        return {
-            tensor.name: padded_shard(tape, tensor, groups, outputs.get(tensor.name, 1), weights=weights)
-            for tensor in tensors
-        }
+    """The shards of a message: of each parameter by rows, or of all in one buffer.
+
+    Does not model: what Megatron-LM and DeepSpeed align besides, for the sake of kernels and links
+    (docs/optimizer_parallel.md).
+    """
+    weights, (size, groups) = 'weights' in choice.parts, (wanted[0].size, wanted[0].groups)
+    tensors, found = [one.tensor for one in wanted], dict[str, Shard]()
+    for tensor in tensors if choice.form == 'padded' else ():
+        # A weight that has several dims of outputs, as queries, keys and values by heads, has rows of all of them.
+        local, dims = local_shape(tape, tensor), outputs.get(tensor.name, 1)
+        # Rounded up to whole rows for every rank, padding and all, as FSDP2 allocates.
+        length = -(-prod(local[:dims]) // size) * size * prod(local[dims:])
+        names = (tensor.name if weights else f'{tensor.name}.piece', f'd:{tensor.name}')
+        found[tensor.name] = _register(tape, [tensor], groups, length, names, weights=weights)
+    if found:
+        return found
     sides = apart.get(tensors[0].name) if choice.form == 'owned' else None
-    each = 1 if sides is None else prod(local_shape(tape, tensors[0])[sides[0] :])
-    flat = flat_shard(tape, bucket, tensors, groups, each, weights=weights)
-    if sides is not None:
-        flat = replace(flat, owned=True, weight=replace(flat.weight, apart=True))
-        tape.tensors[flat.weight.name] = flat.weight
-    return dict.fromkeys(flat.parameters, flat)
+    each = size if sides is None else size * prod(local_shape(tape, tensors[0])[sides[0] :])
+    # One padding behind all of them: parameters may lie across the borders of ranks.
+    length = -(-sum(local_elements(tape, tensor) for tensor in tensors) // each) * each
+    flat = f'{bucket}.flat.{groups[0]}'
+    shard = _register(
+        tape, tensors, groups, length, (flat if weights else f'{flat}.piece', f'd:{flat}'), weights=weights
+    )
+    # The buffer holds the gradients' sums; the tensors that it replaces are left out of the program.
+    tape.replaced.update(f'{mark}{tensor.name}' for tensor in tensors for mark in (('d:', '') if weights else ('d:',)))
+    shard = replace(shard, bucket=bucket, flat=flat, owned=sides is not None)
+    if shard.owned:
+        shard = replace(shard, weight=replace(shard.weight, apart=True))
+        tape.tensors[shard.weight.name] = shard.weight
+    return dict.fromkeys(shard.parameters, shard)
 
 
 def _by_dim(tape: Tape, wanted: Wanted, *, weights: bool) -> Shard:
