@@ -6,43 +6,32 @@ import numpy as np
 
 from simpar.kernels import Array
 
-OP: Final = np.dtype(
-    [
-        ('seconds', 'f8'), ('speeds', 'u4'), ('free', 'u4'), ('need', 'u4'), ('next', 'u4'), ('meeting', 'u4'),
-        ('waiter', 'u4'),
-    ]
-)  # fmt: skip
+
+def record(**fields: tuple[str, ...]) -> np.dtype[Any]:
+    """A record of fields, by their type in the words of numpy."""
+    return np.dtype([(name, kind) for kind, names in fields.items() for name in names])
+
+
+OP: Final = record(f8=('seconds',), u4=('speeds', 'free', 'need', 'next', 'meeting', 'waiter'))
 """An op: isolated seconds; the place of its speeds; a need; the next on its stream; its meeting; who waits.
 
 ``waiter`` is the first stream that waits for its end, and names the next of them by ``behind``.
 """
-MEETING: Final = np.dtype(
-    [
-        ('alpha', 'f8'), ('op', 'u4'), ('lead', 'u4'), ('load', 'u4'), ('first', 'u4'), ('members', 'u4'),
-        ('missing', 'u4'), ('kind', 'u4'), ('waits', 'u4'),
-    ]
-)  # fmt: skip
+MEETING: Final = record(f8=('alpha',), u4=('op', 'lead', 'load', 'first', 'members', 'missing', 'kind', 'waits'))
 """A communication: its latency; the op that has its costs, and the stream of that; its row of loads; its kind, and
 whether it slows computing while it waits for its peers.
 
 Its streams are so many ``members`` from ``first`` on. How many are ``missing`` is counted once for all steps, for steps
 of a meeting never overlap.
 """
-DEVICE: Final = np.dtype(
-    [
-        ('computing', 'u4'), ('communicating', 'u4'), ('transferring', 'u4'), ('first_compute', 'u4'),
-        ('first_communication', 'u4'), ('end', 'u4'),
-    ]
-)  # fmt: skip
+DEVICE: Final = record(u4=('computing', 'communicating', 'transferring', 'first_compute', 'first_communication', 'end'))
 """A representative: how many of its streams compute; a bit for each kind of communication that goes on; how many
 streams transfer; where those that ever do are listed."""
-STREAM: Final = np.dtype(
-    [
-        ('since', 'f8'), ('remaining', 'f8'), ('speed', 'f8'), ('op', 'u4'), ('last', 'u4'), ('step', 'u4'),
-        ('place', 'u4'), ('lead', 'u4'), ('behind', 'u4'), ('slowing', 'u4'), ('device', 'u4'), ('state', 'u1'),
-        ('slowed', 'u1'), ('computing', 'u1'), ('marked', 'u1'), ('checked', 'u4'),
-    ]
-)  # fmt: skip
+STREAM: Final = record(
+    f8=('since', 'remaining', 'speed'),
+    u4=('op', 'last', 'step', 'place', 'lead', 'behind', 'slowing', 'device', 'checked'),
+    u1=('state', 'slowed', 'computing', 'marked'),
+)
 """A stream, of which one op is in progress at most.
 
 The op had ``remaining`` isolated seconds at ``since`` and goes on at ``speed``. ``op`` heads the stream, in ``step``;
@@ -50,15 +39,13 @@ The op had ``remaining`` isolated seconds at ``since`` and goes on at ``speed``.
 ``behind``, the next stream that waits for the same; ``slowing``, how many devices of its transfer compute; ``checked``,
 how many needs of its head have ended for sure.
 """
-EVENT: Final = np.dtype([('time', 'f8'), ('stream', 'u4'), ('free', 'u4')])
-FLOW: Final = np.dtype([('top', 'f8'), ('speed', 'f8'), ('links', 'u4'), ('solved', 'u4')])
+EVENT: Final = record(f8=('time',), u4=('stream', 'free'))
+FLOW: Final = record(f8=('top', 'speed'), u4=('links', 'solved'))
 """The transfer that a stream leads: its ceiling when it was last solved; its fair speed; on how many links it is."""
-ENTRY: Final = np.dtype([('demand', 'f8'), ('link', 'u4'), ('before', 'u4'), ('behind', 'u4'), ('stream', 'u4')])
+ENTRY: Final = record(f8=('demand',), u4=('link', 'before', 'behind', 'stream'))
 """A flow on a link, and its neighbours there."""
-LINK: Final = np.dtype([('left', 'f8'), ('share', 'f8'), ('demand', 'f8'), ('head', 'u4'), ('seen', 'u4')])
-LOOP: Final = np.dtype(
-    [('now', 'f8'), ('size', 'u4'), ('ready', 'u4'), ('begun', 'u4'), ('touched', 'u4'), ('over', 'u4'), ('free', 'u4')]
-)
+LINK: Final = record(f8=('left', 'share', 'demand'), u4=('head', 'seen'))
+LOOP: Final = record(f8=('now',), u4=('size', 'ready', 'begun', 'touched', 'over', 'free'))
 """The time; the lengths of the heap and of lists; how many streams are over."""
 
 

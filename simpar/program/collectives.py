@@ -1,8 +1,15 @@
-"""Collectives: one row each, read by whoever prices, lowers, runs, writes or reads them."""
+"""Collectives: one row each of ``collectives.csv``, read by whoever prices, lowers, runs, writes or reads them.
+
+NCCL has sends and receives in the place of an all-to-all. A ``send_recv`` is a step of a ring: a message to the next
+rank, and one from the rank before.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
+
+from simpar.files import read_csv
 
 Part = Literal['full', 'shard']
 
@@ -38,33 +45,15 @@ class Collective:
         return full / ranks if side == 'shard' else full
 
 
-_ROWS: Final = (
-    Collective(
-        name='all_reduce', gives='full', gets='full', passes=2, adds=True, gradient='all_reduce',
-        primitive='AllReduce', kernel='AllReduce', chakra=0, recorded=('all_reduce', 'allreduce'),
-    ),
-    Collective(
-        name='all_gather', gives='shard', gets='full', passes=1, adds=False, gradient='reduce_scatter',
-        primitive='AllGather', kernel='AllGather', chakra=2,
-        recorded=('all_gather', 'allgather', '_allgather_base', 'allgather_into_tensor_coalesced'),
-    ),
-    Collective(
-        name='reduce_scatter', gives='full', gets='shard', passes=1, adds=True, gradient='all_gather',
-        primitive='ReduceScatter', kernel='ReduceScatter', chakra=7,
-        recorded=('reduce_scatter', '_reduce_scatter_base'),
-    ),
-    # NCCL has sends and receives in its place.
-    Collective(
-        name='all_to_all', gives='full', gets='full', passes=1, adds=False, gradient='all_to_all',
-        primitive='AlltoAll', kernel='SendRecv', chakra=6,
-        recorded=('all_to_all', 'all_to_allv', 'all_to_all_base'),
-    ),
-    # A step of a ring: a message to the next rank, and one from the rank before.
-    Collective(
-        name='send_recv', gives='full', gets='full', passes=0, adds=False, gradient='send_recv',
-        primitive='', kernel='SendRecv', chakra=None,
-    ),
-)  # fmt: skip
 COPY: Final = 'copy'
 """To the host or back, by one rank alone: it meets nobody, so it has no row."""
-COLLECTIVES: Final[Mapping[str, Collective]] = {row.name: row for row in _ROWS}
+
+
+def _collective(row: dict[str, str]) -> Collective:
+    said = {'passes': int(row['passes']), 'adds': bool(row['adds']), 'recorded': tuple(row['recorded'].split())}
+    return Collective(**{**row, **said, 'chakra': int(row['chakra']) if row['chakra'] else None})  # type: ignore[arg-type]
+
+
+COLLECTIVES: Final[Mapping[str, Collective]] = {
+    row['name']: _collective(row) for row in read_csv(Path(__file__).with_name('collectives.csv'))
+}
