@@ -426,8 +426,8 @@ def _stage(
     behind = _behind(filled, overlap) if overlap.behind and ('send', 'I') in transfers else []
     last = {op.name for op in behind}
     filled = [op for op in filled if op.name not in last]
-    b = _freeing(tape, elsewhere, first, transfers, filled, behind) if joint or not split else {}
-    i = _freeing(tape, elsewhere, first, transfers, [*inputs, *weights]) if split else b
+    b = _freeing(tape, elsewhere, _Parts(first, filled, transfers), behind) if joint or not split else {}
+    i = _freeing(tape, elsewhere, _Parts(first, [*inputs, *weights], transfers)) if split else b
     b = b or i
     apart = i
     if b is not i:
@@ -517,17 +517,9 @@ def _gathered(tape: Tape) -> frozenset[str]:
     return frozenset(tensor.name for tensor in tape.tensors.values() if tensor.kind == 'gathered')
 
 
-def _freeing(
-    tape: Tape,
-    elsewhere: set[str],
-    forward: list[OpClass],
-    transfers: dict[tuple[str, str], OpClass],
-    backward: list[OpClass],
-    behind: Sequence[OpClass] = (),
-) -> dict[str, OpClass]:
+def _freeing(tape: Tape, elsewhere: set[str], of: _Parts, behind: Sequence[OpClass] = ()) -> dict[str, OpClass]:
     """The ops of a stage by name, with frees as of this order of its forward and its backward."""
-
-    ordered = [*_between(transfers, 'F', forward), *_between(transfers, 'I', backward), *behind]
+    ordered = [*_between(of.transfers, 'F', of.forward), *_between(of.transfers, 'I', of.backward), *behind]
     return {op.name: op for op in add_frees(ordered, tape.tensors, elsewhere)}
 
 

@@ -271,7 +271,16 @@ def _in_chunks(
         if by and layout:
             sent[place] = by.in_layout(value, layout, f'{value.name}.chunk', phase)
             come[place] = arrived[place].like(f'{arrived[place].name}.chunk', layout)
-    _transfer(tape, sent, come, phase, *stages)
+    for value, one in zip(sent, come, strict=True):
+        # A mask or an index goes on in its own type, not in the tape's.
+        tape.register(one, dtype=tape.tensors[value.name].dtype)
+    names, into = (tuple(one.name for one in many) for many in (sent, come))
+    # An offset, not a rank, so that all ranks of a stage share the op.
+    source, target = map(tape.mesh.pipeline_rank, stages)
+    ops = _message(tape, names, into, phase, (target - source, source - target))
+    # The receive is emitted last: the tape goes on in the stage that it leads to.
+    for tape.stage, op in zip(stages, ops, strict=True):
+        tape.emit(op)
     for one, chunk in zip(arrived, come, strict=True):
         if by and chunk is not one:
             by.in_layout(chunk, one.layout, one.name, phase)
@@ -287,22 +296,6 @@ def _chunk(tape: Tape, value: Value) -> TensorLayout | None:
         if value.shape[dim] % size_of(axes) == 0:
             return TensorLayout(layout.world, (*layout.dims[:dim], axes, *layout.dims[dim + 1 :]))
     return None
-
-
-def _transfer(
-    tape: Tape, values: Sequence[Value], arrived: Sequence[Value], phase: program.Phase, source: int, target: int
-) -> None:
-    """Emit a send of all values in stage ``source`` and its receive in ``target``."""
-    for value, one in zip(values, arrived, strict=True):
-        # A mask or an index goes on in its own type, not in the tape's.
-        tape.register(one, dtype=tape.tensors[value.name].dtype)
-    names, into = (tuple(one.name for one in many) for many in (values, arrived))
-    # An offset, not a rank, so that all ranks of a stage share the op.
-    offset = tape.mesh.pipeline_rank(target) - tape.mesh.pipeline_rank(source)
-    # The receive is emitted last: the tape goes on in the stage that it leads to.
-    ops = _message(tape, names, into, phase, (offset, -offset))
-    for tape.stage, op in zip((source, target), ops, strict=True):
-        tape.emit(op)
 
 
 def _message(

@@ -17,7 +17,7 @@ from simpar.lower.passes import optimizer_parallel
 from simpar.lower.passes.recompute import is_recomputed
 from simpar.lower.tape import Tape, Value, layer_of, summed
 from simpar.plans import Plan
-from simpar.program import OpClass, Phase, Split, Tensor
+from simpar.program import COLLECTIVES, OpClass, Phase, Split, Tensor
 
 # Inputs of a full step, gathered once and then split on every rank, as MindSpore's compiler does.
 #
@@ -265,19 +265,10 @@ class Gathers:
     def _share_out(self, use: _Use) -> OpClass:
         """Neighbours keep their second shards of what is gathered, a copy of their own."""
         shards = self._seconds(self._of(use))
-        names = tuple(shard.weight.name for shard in shards)
-        return OpClass(
-            name=self._unique(f'{use.bucket}.weights.second.F', names),
-            kind='compute',
-            operator='keep',
-            phase='F',
-            bytes=2 * optimizer_parallel.size_of(self._tape, [shard.weight for shard in shards]),
-            dtype=self._tape.dtype,
-            reads=tuple(name for shard in shards for name in shard.gathered),
-            writes=names,
-            attributes={**optimizer_parallel.split_dims(shards), 'partition': shards[0].partition},
-            stage=use.label[0],
-        )
+        reads, names = (tuple(name for shard in shards for name in shard.gathered), _weights(shards))
+        name, kept = self._unique(f'{use.bucket}.weights.second.F', names), _sharded(self._tape, 'keep', reads, shards)
+        size = 2 * optimizer_parallel.size_of(self._tape, [shard.weight for shard in shards])
+        return replace(kept, name=name, phase='F', bytes=size, stage=use.label[0])
 
     def _seconds(self, shards: Sequence[optimizer_parallel.Shard]) -> list[optimizer_parallel.Shard]:
         """The second shards of some, with what they are put on the tape."""
@@ -307,20 +298,14 @@ class Gathers:
         return self._shards.each(sorted(use.members & self._number.keys(), key=self._number.__getitem__))
 
     def _message(self, bucket: str, phase: Phase, shards: Sequence[optimizer_parallel.Shard], stage: int) -> OpClass:
-        names = tuple(shard.weight.name for shard in shards)
-        return OpClass(
+        names = _weights(shards)
+        return replace(
+            _message(self._tape, f'{bucket}.weights', 'all_gather', phase, shards, [one.weight for one in shards]),
             name=self._unique(f'{bucket}.weights.{shards[0].partition}.all_gather.{phase}', names),
-            kind='collective',
-            operator='all_gather',
-            phase=phase,
-            bytes=optimizer_parallel.message_bytes(self._tape, [shard.weight for shard in shards]),
-            dtype=shards[0].weight.dtype,
-            partition=shards[0].partition,
             reads=names,
             writes=tuple(name for shard in shards for name in shard.gathered),
             # After the update the view ends; a shard that is gathered on use stays.
             frees=names if phase == 'U' else (),
-            attributes=optimizer_parallel.split_dims(shards),
             stage=stage,
         )
 
@@ -376,18 +361,30 @@ class Gathers:
 
     def _view(self, parameters: Sequence[str], stage: int) -> OpClass:
         """This rank's shards of full weights: views, which cost nothing."""
-        shards, reads = self._shards.each(parameters), tuple(parameters)
-        return OpClass(
-            name=self._unique(f'{layer_of(parameters[0])}.piece.U', reads),
-            kind='compute',
-            operator='piece',
-            phase='U',
-            dtype=self._tape.dtype,
-            reads=reads,
-            writes=tuple(shard.weight.name for shard in shards),
-            attributes={**optimizer_parallel.split_dims(shards), 'partition': shards[0].partition},
-            stage=stage,
-        )
+        name, reads = self._unique(f'{layer_of(parameters[0])}.piece.U', tuple(parameters)), tuple(parameters)
+        return replace(_sharded(self._tape, 'piece', reads, self._shards.each(parameters)), name=name, stage=stage)
+
+
+def _weights(shards: Sequence[optimizer_parallel.Shard]) -> tuple[str, ...]:
+    return tuple(shard.weight.name for shard in shards)
+
+
+def _message(
+    tape: Tape, name: str, operator: str, phase: Phase, shards: Sequence[optimizer_parallel.Shard],
+    tensors: Sequence[Tensor],
+) -> OpClass:  # fmt: skip
+    """A collective of a shard group, with all but what it reads and writes. Arguments: ``tensors``, those sharded."""
+    partition, attributes = shards[0].partition, optimizer_parallel.split_dims(shards)
+    size, reduce = optimizer_parallel.message_bytes(tape, tensors), 'sum' if COLLECTIVES[operator].adds else ''
+    return OpClass(f'{name}.{partition}.{operator}.{phase}', 'collective', operator, phase, bytes=size, reduce=reduce,
+                   dtype=tensors[0].dtype, partition=partition, attributes=attributes)  # fmt: skip
+
+
+def _sharded(tape: Tape, operator: str, reads: tuple[str, ...], shards: Sequence[optimizer_parallel.Shard]) -> OpClass:
+    """This rank's shards of full weights, without a name."""
+    attributes = {**optimizer_parallel.split_dims(shards), 'partition': shards[0].partition}
+    return OpClass('', 'compute', operator, 'U', dtype=tape.dtype, reads=reads, writes=_weights(shards),
+                   attributes=attributes)  # fmt: skip
 
 
 def _label(issue: Issue) -> Label:
@@ -579,23 +576,15 @@ class Reductions:
 
     def _reduce_scatter(self, bucket: str, shards: Sequence[optimizer_parallel.Shard], *, sliced: bool) -> OpClass:
         """Arguments: ``sliced``: added to the shards of the micro-batches before; that addition is not priced."""
-        fulls = [full for shard in shards for full in shard.fulls]
-        names = tuple(tensor.name for tensor in fulls)
+        names = tuple(full.name for shard in shards for full in shard.fulls)
         sharded = tuple(shard.gradient.name for shard in shards)
-        return OpClass(
-            name=f'{bucket}.gradients.{shards[0].partition}.reduce_scatter.W',
-            kind='collective',
-            operator='reduce_scatter',
-            phase='W',
-            bytes=optimizer_parallel.message_bytes(self._tape, [shard.gradient for shard in shards]),
-            dtype=fulls[0].dtype,
-            partition=shards[0].partition,
-            reduce='sum',
+        gradients = [shard.gradient for shard in shards]
+        return replace(
+            _message(self._tape, f'{bucket}.gradients', 'reduce_scatter', 'W', shards, gradients),
             reads=names,
             writes=() if sliced else sharded,
             accumulates=sharded if sliced else (),
             frees=names,
-            attributes=optimizer_parallel.split_dims(shards),
             stage=self._stage_of(shards[0].parameters[0]),
         )
 

@@ -198,9 +198,22 @@ def recomputed(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], c
     made, together = makers.keys(), _together(regions if choice.regions else [''] * len(forward), taken)
     done: set[int] = set()
     found: list[OpClass] = []
+
+    def wanted(op: OpClass) -> set[int]:
+        """Places of the forward ops to be run again before an op, which make what it or they read."""
+        places, names = set[int](), list(op.reads)
+        while names:
+            place = makers.get(names.pop())
+            # What has been made again stays until its last reader, so no clone is made twice.
+            if place is not None and place not in places and place not in done:
+                # A region runs again as one, even what nobody reads: Megatron calls the layer's forward once more.
+                places.update(together[place])
+                names += [name for one in together[place] for name in forward[one].reads]
+        return places
+
     for op in ops:
         if op.phase != 'F' and not made.isdisjoint(op.reads):
-            again = _wanted(op, forward, makers, together, done)
+            again = wanted(op)
             done |= again
             # In the order of the forward, as clones read one another.
             found += [_clone(tape, forward[place], kept) for place in sorted(again)]
@@ -284,29 +297,6 @@ def _together(regions: Sequence[str], taken: Sequence[bool]) -> dict[int, Collec
     alone: dict[int, Collection[int]] = {place: (place,) for place in range(len(regions))}
     complete = [mine for region, mine in members.items() if region and all(taken[one] for one in mine)]
     return alone | {place: mine for mine in complete for place in mine}
-
-
-def _wanted(
-    op: OpClass,
-    forward: Sequence[OpClass],
-    makers: Mapping[str, int],
-    together: Mapping[int, Collection[int]],
-    done: Collection[int],
-) -> set[int]:
-    """Places of the forward ops to be run again before ``op``, which make what it or they read.
-
-    Arguments: ``done``, what has been run again before, with all that it needed.
-    """
-    wanted: set[int] = set()
-    names = list(op.reads)
-    while names:
-        place = makers.get(names.pop())
-        # What has been made again stays until its last reader, so no clone is made twice.
-        if place is not None and place not in wanted and place not in done:
-            # A region runs again as one, even what nobody reads: Megatron calls the layer's forward once more.
-            wanted.update(together[place])
-            names += [name for one in together[place] for name in forward[one].reads]
-    return wanted
 
 
 def _clone(tape: Tape, op: OpClass, kept: Collection[str]) -> OpClass:
