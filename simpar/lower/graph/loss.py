@@ -3,9 +3,8 @@
 One number for each slice of samples and copy. A static loss scale multiplies gradients alone; the update divides by it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +15,6 @@ from simpar.lower.graph.place import Degrees, Placer
 from simpar.lower.tape import Tape, Value
 from simpar.model import Reshape, Shape
 from simpar.model.library import cross_entropy
-from simpar.model.model import AHEAD, Further
 from simpar.program import BYTES, Attribute, Split, Tensor
 from simpar.workload import Workload
 
@@ -260,8 +258,6 @@ class CrossEntropy:
             self.tape.accumulate(value, gradient)
 
 
-Input = Callable[[str, tuple[int, ...], str, str], Value]
-"""Registers an input: name, shape, how it is drawn, data type."""
 Layouts = tuple[TensorLayout, TensorLayout]
 """Of the result of the model and of the target."""
 
@@ -276,55 +272,7 @@ def scale(tape: Tape, samples: int, *, summed: bool) -> float:
     return (tape.mesh.copies if summed else 1) / (samples * items)
 
 
-def add_loss(
-    tape: Tape,
-    mover: Mover,
-    placer: Placer,
-    degrees: Degrees | None,
-    workload: Workload,
-    register: Input,
-    y: Value,
-    *,
-    drawn_labels: str,
-    summed: bool,
-    further: Further | None = None,
-) -> None:
-    """Emit the loss of a model's result and its gradient.
-
-    Arguments: ``drawn_labels``, how labels are drawn; ``summed``: losses of copies add up; ``further``: of labels
-    further on. Raises ``Infeasible`` where its strategy does not fit.
-    """
-    by_class, drawn = workload.loss == 'cross-entropy', 'mnist' if workload.data == 'mnist' else ''
-    classes = drawn or (drawn_labels if ':' in drawn_labels else f'{drawn_labels}:{y.shape[-1]}')
-    if workload.loss_operators != 'one':
-        y = _as_rows(tape, mover, placer, y)
-        labels = register('labels', y.shape[:-1], classes, 'int64')
-        # Its operators divide by the rows of a copy themselves: copies stand in the place of samples.
-        of_a_copy = scale(tape, tape.mesh.copies, summed=summed)
-        CrossEntropy(tape=tape, mover=mover, placer=placer, workload=workload, factor=of_a_copy).emit(y, labels)
-        return
-    rule = (operators.cross_entropy if by_class else operators.mean_loss)('loss', y.shape)
-    split = degrees is not None and not workload.loss_strategy
-    layouts = (
-        _by_degrees(y, degrees, by_class=by_class) if split and degrees else _by_strategy(rule, placer, workload, y)
-    )
-    y = mover.move(y, layouts[0])
-    if further:
-        # The last tokens of a sample have no label so far on: a negative one is not counted.
-        ahead, (samples, tokens) = f'{AHEAD}{further.ahead}', y.shape[:2]
-        target = register(f'labels{ahead}', y.shape[:-1], f'{classes}{ahead}={cross_entropy.IGNORE_INDEX}', 'int64')
-        factor = further.weight * scale(tape, samples * (tokens - further.ahead), summed=summed)
-    elif by_class:
-        target = register('labels', y.shape[:-1], classes, 'int64')
-        factor = scale(tape, prod(target.shape), summed=summed)
-    else:
-        target = register('target', y.shape, 'normal:1', tape.dtype)
-        factor = scale(tape, prod(target.shape), summed=summed)
-    target = mover.move(target, layouts[1])
-    _Loss(tape, workload, y, target, factor, f'{LOSS}.mtp{further.ahead}' if further else LOSS).emit()
-
-
-def _as_rows(tape: Tape, mover: Mover, placer: Placer, y: Value) -> Value:
+def as_rows(tape: Tape, mover: Mover, placer: Placer, y: Value) -> Value:
     """Logits [batch, sequence, classes] as rows of classes, which the operators of the loss take."""
     if len(y.shape) == 2:
         return y
@@ -338,7 +286,7 @@ def _as_rows(tape: Tape, mover: Mover, placer: Placer, y: Value) -> Value:
     return emit(site, operator.ops(site), operator.roles)
 
 
-def _by_strategy(rule: Rule, placer: Placer, workload: Workload, y: Value) -> Layouts:
+def by_strategy(rule: Rule, placer: Placer, workload: Workload, y: Value) -> Layouts:
     by_class = workload.loss == 'cross-entropy'
     rows = (placer.by_batch(y.shape[0]), *(1,) * (len(y.shape) - 1))
     placed = rule.sharded(workload.loss_strategy or (rows, rows[:-1] if by_class else rows), placer.world)
@@ -346,7 +294,7 @@ def _by_strategy(rule: Rule, placer: Placer, workload: Workload, y: Value) -> La
     return placed.inputs[0], placed.inputs[1]
 
 
-def _by_degrees(y: Value, degrees: Degrees, *, by_class: bool) -> Layouts:
+def by_degrees(y: Value, degrees: Degrees, *, by_class: bool) -> Layouts:
     """As the result lies; of classes alone, the tensor ranks may hold slices, which no difference takes."""
     *rows, last = y.layout.dims
     # Only the tensor degree's split is known to the split kernels; any other is gathered.
@@ -355,7 +303,7 @@ def _by_degrees(y: Value, degrees: Degrees, *, by_class: bool) -> Layouts:
     return result, TensorLayout(y.layout.world, tuple(rows)) if by_class else result
 
 
-class _Loss:
+class Loss:
     """A loss as one operator; of classes that are split, as a maximum and two sums over the ranks."""
 
     def __init__(self, tape: Tape, workload: Workload, y: Value, target: Value, factor: float, name: str) -> None:

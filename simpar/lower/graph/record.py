@@ -21,6 +21,7 @@ from simpar.lower.issue import Mesh, mesh_of, mesh_of_strategies
 from simpar.lower.passes.messages import gathered_input
 from simpar.lower.tape import Backward, Tape, Value, named_by_nothing
 from simpar.model import Flatten, Operator, Reshape, Sharded, Strategy, Weighted, keys
+from simpar.model.library import cross_entropy
 from simpar.model.model import AHEAD, Further, Graph, Node
 from simpar.model.operators import attention, stream
 from simpar.model.ops import Ops
@@ -164,9 +165,39 @@ class Forward:
     def _further(self) -> dict[str, Further]:
         return {one.node: one for one in self.graph.further}
 
-    def _add_loss(self, logits: Value, further: Further | None = None) -> None:
-        loss.add_loss(self.tape, self.mover, self.placer, self.degrees, self.workload, self.input, logits,
-                 drawn_labels=self.graph.drawn_labels, summed=self.summed, further=further)  # fmt: skip
+    def _add_loss(self, y: Value, further: Further | None = None) -> None:
+        """Emit the loss of the model's result and its gradient; ``further``, of labels further on."""
+        tape, workload, drawn = self.tape, self.workload, self.graph.drawn_labels
+        by_class = workload.loss == 'cross-entropy'
+        labels = 'mnist' if workload.data == 'mnist' else drawn if ':' in drawn else f'{drawn}:{y.shape[-1]}'
+        if workload.loss_operators != 'one':
+            y = loss.as_rows(tape, self.mover, self.placer, y)
+            target = self.input('labels', y.shape[:-1], labels, 'int64')
+            # Its operators divide by the rows of a copy themselves: copies stand in the place of samples.
+            factor = loss.scale(tape, tape.mesh.copies, summed=self.summed)
+            by_operators = loss.CrossEntropy(tape=tape, mover=self.mover, placer=self.placer, workload=workload,
+                                             factor=factor)  # fmt: skip
+            by_operators.emit(y, target)
+            return
+        if self.degrees and not workload.loss_strategy:
+            layouts = loss.by_degrees(y, self.degrees, by_class=by_class)
+        else:
+            rule = (operators.cross_entropy if by_class else operators.mean_loss)('loss', y.shape)
+            layouts = loss.by_strategy(rule, self.placer, workload, y)
+        y = self.mover.move(y, layouts[0])
+        if further:
+            # The last tokens of a sample have no label so far on: a negative one is not counted.
+            ahead, (samples, tokens) = f'{AHEAD}{further.ahead}', y.shape[:2]
+            labels = f'{labels}{ahead}={cross_entropy.IGNORE_INDEX}'
+            target = self.input(f'labels{ahead}', y.shape[:-1], labels, 'int64')
+            factor = further.weight * loss.scale(tape, samples * (tokens - further.ahead), summed=self.summed)
+        else:
+            shape = y.shape[:-1] if by_class else y.shape
+            of, dtype = ('labels', 'int64') if by_class else ('target', tape.dtype)
+            target = self.input(of, shape, labels if by_class else 'normal:1', dtype)
+            factor = loss.scale(tape, prod(shape), summed=self.summed)
+        target, name = self.mover.move(target, layouts[1]), f'loss.mtp{further.ahead}' if further else loss.LOSS
+        loss.Loss(tape, workload, y, target, factor, name).emit()
 
     def _advance_to(self, stage: int, values: dict[str, Value], later: Sequence[Node]) -> None:
         """Hand what is still read on to the next stage, until this one is reached."""
