@@ -94,7 +94,8 @@ class Ops:
 
 def ops_of(program: Program, representatives: Representatives) -> Ops:
     """The ops of a program's representatives; raise ``ProgramError`` where unlike ops meet in a collective."""
-    _check_meetings(program)
+    if wrong := unlike(program):
+        raise errors.ProgramError(f'{wrong}, and they do unlike work; ops that meet in a collective must be alike')
     numbers = [int(program.role_of_rank[ranks[0]]) for ranks in representatives.ranks]
     roles = tuple(program.roles[number] for number in numbers)
     first = np.cumsum([0, *map(len, roles)])
@@ -117,12 +118,6 @@ def ops_of(program: Program, representatives: Representatives) -> Ops:
         leads,
         meetings,
     )
-
-
-def _check_meetings(program: Program) -> None:
-    wrong = unlike(program)
-    if wrong:
-        raise errors.ProgramError(f'{wrong}, and they do unlike work; ops that meet in a collective must be alike')
 
 
 def _joined(parts: list[Csr], first: Ints) -> Csr:

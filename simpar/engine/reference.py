@@ -33,13 +33,6 @@ MOST_RANGES: Final = 4
 """Ranges of ranks that a name has at most."""
 
 
-def run(
-    program: Program, costs: Costs, representatives: Representatives, steps: int, observe: Observer | None = None
-) -> trace.Trace:
-    """The Trace of a program's representatives; arguments as of `simulate`. Raises ``Deadlock``."""
-    return _Simulation(program, costs, representatives, steps, observe).run()
-
-
 # Devices and links: what runs on them now, and the fair speeds of what shares links.
 
 
@@ -198,8 +191,11 @@ class _At(Event):
         env.schedule(self, priority, delay)
 
 
-class _Simulation:
-    """One run: the clock, the spans so far, and what runs and waits now."""
+class Simulation:
+    """One run of a program's representatives: the clock, the spans so far, and what runs and waits now.
+
+    Arguments as of `simulate`.
+    """
 
     def __init__(
         self,
@@ -248,7 +244,7 @@ class _Simulation:
         self._issued_at = costs.issued.ravel().tolist()
 
     def run(self) -> trace.Trace:
-        """Run all steps."""
+        """The Trace of all steps. Raises ``Deadlock``."""
         for stream in self._streams:
             self._advance(stream)
         self._env.run()
@@ -290,12 +286,9 @@ class _Simulation:
                     return True
         delay = self._issued_at[base + op] - self._env.now
         if delay > 0.0:
-            _At(self._env, self._issued, stream, delay)
+            _At(self._env, lambda event: self._advance(event.subject), stream, delay)
             return True
         return False
-
-    def _issued(self, event: _At) -> None:
-        self._advance(event.subject)
 
     def _compute(self, stream: Stream, number: int) -> None:
         """Start a compute op at the speed of this moment: one that lasts cannot end before speeds are solved anew."""

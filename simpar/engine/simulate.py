@@ -120,9 +120,9 @@ def _simulated(
             if loop(world) == ready:
                 return _Simulated(representatives, ops, node, by_node.issued, world)
     # What cannot finish goes to the reference, too, which draws the deadlock. SimPy is imported only where it runs.
-    from simpar.engine.reference import run as run_reference
+    from simpar.engine.reference import Simulation
 
-    return run_reference(program, costs, representatives, steps, observe)
+    return Simulation(program, costs, representatives, steps, observe).run()
 
 
 def _arranged(program: Program, representatives: Representatives, costs: Costs) -> tuple[Ops, Ints | None]:

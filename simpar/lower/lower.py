@@ -11,9 +11,7 @@ from simpar import errors, plans
 from simpar.lower import issue, roles
 from simpar.lower.graph import chunks, loss, record
 from simpar.lower.graph.stages import Exchange, exchange, folded, has_two_homes, order_of_a_half
-from simpar.lower.passes import messages
-from simpar.lower.passes.fp8 import in_fp8
-from simpar.lower.passes.offload import STATES, with_states_on_host
+from simpar.lower.passes import fp8, messages, offload
 from simpar.lower.passes.optimizer_parallel import Shards, conflicts, fusion_ids, shard
 from simpar.lower.passes.update import Updates, matrices, update_shards, updated, updates
 from simpar.lower.tape import Tape
@@ -160,7 +158,7 @@ def sharded(
     """Record a copy of a micro-batch, and shard its parameters. Arguments: ``placement``, stage → pipeline rank."""
     found: record.Recorded = session.of_plan(record.record, plan, workload=workload, world=world, placement=placement)
     tape = found.tape.copy()
-    in_fp8(tape, workload, plan)
+    fp8.in_fp8(tape, workload, plan)
     if plan.sum_loss:
         loss.sum_loss(tape)
     parameters = updated(tape)
@@ -245,7 +243,7 @@ def _updated(
     order = order.behind([issue.Issue(op) for op in of.exchange.ops(held, order.ops())])
     scope = f'pipeline{place}.' if tape.mesh.pipeline > 1 else ''
     updates = gathers.after_update(of.updates.ops(held), scope)
-    if STATES in plan.offload:
-        updates = with_states_on_host(tape, updates, plan.offload_parts)
+    if offload.STATES in plan.offload:
+        updates = offload.with_states_on_host(tape, updates, plan.offload_parts)
     order = order.behind(updates)
     return order.behind(gathers.ends(order, scope))

@@ -15,7 +15,6 @@ from simpar import errors, keys, plans
 from simpar.lower.graph.chunks import ByChunk
 from simpar.lower.issue import EXPERT, Block, Issue, Issued, Run
 from simpar.lower.passes import offload, recompute
-from simpar.lower.passes.recompute import is_recomputed
 from simpar.lower.tape import Tape, layer_of
 from simpar.model.model import Graph
 from simpar.pipeline import order, orders
@@ -106,7 +105,7 @@ def recomputed_early(ops: Sequence[OpClass]) -> list[OpClass]:
     waiting: int | None = None
     for op in ops:
         # Moved up in order, one behind the other: a clone may read what the clone before it made.
-        if is_recomputed(op) and waiting is not None:
+        if recompute.is_recomputed(op) and waiting is not None:
             found.insert(waiting, op)
             waiting += 1
             continue
@@ -507,7 +506,7 @@ def _parts(ops: list[OpClass], overlap: Overlap) -> _Parts:
         if op.kind in ('send', 'recv'):
             transfers[op.kind, op.phase] = op
         else:
-            (backward if op.phase != 'F' or is_recomputed(op) else forward).append(op)
+            (backward if op.phase != 'F' or recompute.is_recomputed(op) else forward).append(op)
     return _Parts(forward, recomputed_early(backward) if overlap.recompute_early else backward, transfers)
 
 

@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 
 from simpar.layout import operators, replicated
 from simpar.lower.issue import TENSOR, Issue, Issued, Run
-from simpar.lower.passes import optimizer_parallel
-from simpar.lower.passes.recompute import is_recomputed
+from simpar.lower.passes import optimizer_parallel, recompute
 from simpar.lower.tape import Tape, Value, layer_of, summed
 from simpar.plans import Plan
 from simpar.program import COLLECTIVES, OpClass, Phase, Split, Tensor
@@ -389,7 +388,7 @@ def _sharded(tape: Tape, operator: str, reads: tuple[str, ...], shards: Sequence
 
 def _label(issue: Issue) -> Label:
     # What is recomputed reads weights in the backward.
-    forward = issue.op.phase == 'F' and not is_recomputed(issue.op)
+    forward = issue.op.phase == 'F' and not recompute.is_recomputed(issue.op)
     return issue.op.stage, issue.micro_batch, 'F' if forward else 'I'
 
 
