@@ -126,31 +126,17 @@ def _joined(parts: list[Csr], first: Ints) -> Csr:
     return Csr.counted(np.concatenate([part.count for part in parts]), np.concatenate(item))
 
 
-class _Channel(NamedTuple):
-    """Where ops of a representative meet others by their order.
-
-    Arguments:
-        name: equal for those that meet.
-        expected: how many meet.
-        leads: this op has the costs.
-    """
-
-    name: tuple[object, ...]
-    expected: int
-    leads: bool
-
-
-def _channel(representatives: Representatives, representative: int, kind: Kind) -> _Channel:
+def _channel(representatives: Representatives, representative: int, kind: Kind) -> tuple[tuple[object, ...], int, bool]:
+    """Where ops of a representative meet others: a name, how many meet, and whether this one has the costs."""
     if kind.kind == 'collective':
         among = representatives.among(kind.partition, representative)
-        return _Channel((kind.partition, kind.stream, among), len(among), representative == among[0])
+        return (kind.partition, kind.stream, among), len(among), representative == among[0]
     peer = representatives.peer(kind.partition, representative, kind.peer)
     # Both sides must name one channel: it is named by the sender, the receiver and the sender's offset.
     sends = kind.kind == 'send'
     offset = kind.peer if sends else kind.facing(representatives.groups[kind.partition].size).peer
-    return _Channel(
-        (kind.partition, kind.stream, *((representative, peer) if sends else (peer, representative)), offset), 2, sends
-    )
+    ends = (representative, peer) if sends else (peer, representative)
+    return (kind.partition, kind.stream, *ends, offset), 2, sends
 
 
 def _meetings(turns: list[Turns], representatives: Representatives) -> tuple[Meetings, Flags]:
@@ -160,13 +146,13 @@ def _meetings(turns: list[Turns], representatives: Representatives) -> tuple[Mee
     found = []
     for representative, of in enumerate(turns):
         channels = [_channel(representatives, representative, kind) for kind in of.kinds]
-        for channel in channels:
-            if numbers.setdefault(channel.name, len(numbers)) == len(expected):
-                expected.append(channel.expected)
+        for name, several, _ in channels:
+            if numbers.setdefault(name, len(numbers)) == len(expected):
+                expected.append(several)
         # Behind those of all kinds stand those of what computes.
         # Index −1, the kind of what computes, reads the entry behind all others.
-        number = np.array([*(numbers[channel.name] for channel in channels), NONE], dtype=np.int32)
-        leads = np.array([*(channel.leads for channel in channels), False], dtype=bool)
+        number = np.array([*(numbers[name] for name, *_ in channels), NONE], dtype=np.int32)
+        leads = np.array([*(leading for *_, leading in channels), False], dtype=bool)
         each = np.append(of.slots.count, np.int32(0))
         found.append((number[of.kind], of.turn, each[of.kind], leads[of.kind]))
     on, turn, each, leading = (np.concatenate(column) for column in zip(*found, strict=True))

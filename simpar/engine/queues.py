@@ -90,9 +90,9 @@ def _needs(ops: Ops, program: Program, begin: int, end: int, waits: tuple[str, .
     if waited.any():
         found += _last_on_streams(stream, np.flatnonzero(waited))
     if (PASS in waits or BATCH in waits) and begin < end:
-        passes = passes_of(program, op_class, ops.roles[ops.representative[begin]].micro_batch)
+        first, reading = passes_of(program, op_class, ops.roles[ops.representative[begin]].micro_batch)
         # Gradients are summed behind the last pass, and issued before its message: the message does not await them.
-        for wait, at, of in ((PASS, passes.first, computes | message), (BATCH, passes.reading, computes)):
+        for wait, at, of in ((PASS, first, computes | message), (BATCH, reading, computes)):
             if wait in waits:
                 found += _last_on_streams(np.where(of, stream, NONE), at[~waited[at]])
                 waited[at] = True
@@ -154,22 +154,11 @@ NEITHER, FORWARD, BACKWARD, MESSAGE, UPDATE = range(5)
 _KIND: Final = {'F': FORWARD, 'I': BACKWARD, 'W': BACKWARD, 'U': UPDATE}
 
 
-class Passes(NamedTuple):
-    """Slots of a role.
+def passes_of(program: Program, op_class: Ints, micro_batch: NDArray[np.uint16]) -> tuple[Ints, Ints]:
+    """Slots of a role: the first op of every pass, of every exchange of messages, and of the update; and those of them
+    where a forward begins on the first or the last stage, which read a batch.
 
-    Arguments:
-        first: the first op of every pass, of every exchange of messages, and of the update.
-        reading: of these, where a forward begins on the first or the last stage, which read a batch.
-    """
-
-    first: Ints
-    reading: Ints
-
-
-def passes_of(program: Program, op_class: Ints, micro_batch: NDArray[np.uint16]) -> Passes:
-    """The passes of a role; what begins a step has nothing before it, and is none of them.
-
-    Arguments: ``op_class``, ``micro_batch``, shape [slots], those of the role.
+    What begins a step has nothing before it, and is none of them. Arguments: columns of shape [slots].
     """
     kind = program.op_column(_kind, np.int8)[op_class]
     stages = program.op_column(_stage, np.int32)
@@ -181,7 +170,7 @@ def passes_of(program: Program, op_class: Ints, micro_batch: NDArray[np.uint16])
     begins = (kind[1:] != kind[:-1]) | (other & one_of_many[1:])
     first, kind, stage = at[1:][begins], kind[1:][begins], stage[1:][begins]
     ends = (stage == 0) | (stage == stages.max(initial=0))
-    return Passes(first, first[(kind == FORWARD) & ends])
+    return first, first[(kind == FORWARD) & ends]
 
 
 def _kind(op: OpClass) -> int:
@@ -248,7 +237,7 @@ def with_queues(ops: Ops, queues: int, devices: int) -> Ops:
         return ops
     bounds = ops.first.tolist()
     every = [
-        _Queue(device, begin, ops.stream[begin:end], np.array(shared))
+        _runs(device, begin, ops.stream[begin:end], shared)
         for device, (begin, end) in enumerate(pairwise(bounds[: devices + 1]))
         for shared in queues_of(ops.stream[begin:end], queues)
     ]
@@ -257,35 +246,22 @@ def with_queues(ops: Ops, queues: int, devices: int) -> Ops:
     before = _Before(ops, bounds[devices])
     need: list[Ints] = []
     carry: list[Ints] = []
-    for number, queue in enumerate(every):
-        runs = queue.runs()
+    for number, runs in enumerate(every):
         behind, ahead = runs.behind()
-        leaves = np.full(len(queue.shared), len(ops) + number)
+        leaves = np.full(len(runs.on), len(ops) + number)
         op, left = np.concatenate((behind, leaves)), np.concatenate((ahead, runs.last))
         need.append(before.needs(op, left))
         carry += [before.carries(op, left), np.column_stack((runs.first, leaves))]
-    return _joined(ops, need, carry, [queue.device for queue in every], devices)
+    return _joined(ops, need, carry, [runs.device for runs in every], devices)
 
 
-class _Queue(NamedTuple):
-    """A queue that some streams share.
-
-    Arguments: ``begin``, the number of its device's first op; ``stream``, of each of the device's ops.
-    """
-
-    device: int
-    begin: int
-    stream: Ints
-    shared: Ints
-
-    def runs(self) -> _Runs:
-        """What stands behind one another in it on one stream."""
-        at = np.flatnonzero(np.isin(self.stream, self.shared))
-        of = self.stream[at]
-        begins = np.append(0, np.flatnonzero(of[1:] != of[:-1]) + 1)
-        ends = np.append(begins[1:], len(at)) - 1
-        on = [np.flatnonzero(of[begins] == one) for one in self.shared]
-        return _Runs(self.begin + at[begins], self.begin + at[ends], on)
+def _runs(device: int, first: int, stream: Ints, shared: Sequence[int]) -> _Runs:
+    """The runs of a queue that streams share. Arguments: ``first`` op of a device; ``stream`` of each of its ops."""
+    at = np.flatnonzero(np.isin(stream, shared))
+    of = stream[at]
+    begins = np.append(0, np.flatnonzero(of[1:] != of[:-1]) + 1)
+    ends = np.append(begins[1:], len(at)) - 1
+    return _Runs(device, first + at[begins], first + at[ends], [np.flatnonzero(of[begins] == one) for one in shared])
 
 
 class _Runs(NamedTuple):
@@ -294,6 +270,7 @@ class _Runs(NamedTuple):
     Arguments: ``begin`` and ``end``, the first and the last op of each run; ``on``, the runs of each stream.
     """
 
+    device: int
     begin: Ints
     end: Ints
     on: list[Ints]

@@ -145,13 +145,6 @@ class Sharded(NamedTuple):
     updates: Updates
 
 
-class Staged(NamedTuple):
-    """A tape with the tensors of all ops, and the ops of its stages."""
-
-    tape: Tape
-    stages: list[roles.StageOps]
-
-
 def sharded(
     plan: plans.Plan, workload: Workload, world: int, placement: tuple[int, ...], session: Session
 ) -> Sharded:  # fmt: skip
@@ -177,10 +170,12 @@ def sharded(
     return Sharded(tape, found.graph, parameters, shards, exchanged, updates(tape, workload, own))
 
 
-def staged(plan: plans.Plan, of: Sharded, stages: int, done: Collection[tuple[int, str]]) -> Staged:
-    """The ops of the stages. Arguments: ``done``, (stage, kind) of all actions of the order."""
+def staged(
+    plan: plans.Plan, of: Sharded, stages: int, done: Collection[tuple[int, str]]
+) -> tuple[Tape, list[roles.StageOps]]:
+    """A tape with the tensors of all ops, and the ops of its stages. Arguments: ``done`` as of ``roles.stages_of``."""
     tape = of.tape.copy()
-    return Staged(tape, roles.stages_of(tape, plan, of.graph, stages, done))
+    return tape, roles.stages_of(tape, plan, of.graph, stages, done)
 
 
 def _program(workload: Workload, plan: plans.Plan, world: int, order: Order, session: Session) -> Program:

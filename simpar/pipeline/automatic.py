@@ -1,7 +1,7 @@
 """The automatic zero-bubble order: the best found for given times under a limit of memory (ZB-1p, ZB-2p)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate, product
 from math import floor, inf
 from typing import Any, Final, NamedTuple
@@ -351,13 +351,8 @@ def _setting(micro_batches: int, times: StageTimes, limit: float | Sequence[floa
         what = f'{micro_batches} micro-batches, {kept:g} of an activation kept for W'
         raise refuse('automatic', what, 'give at least 1, and a share from 0 to 1')
     # On the engine's grid, so that the clock's ties here are ties in the simulation.
-    rounded = StageTimes(
-        forward=tuple(map(quantise, times.forward)),
-        input=tuple(map(quantise, times.input)),
-        weight=tuple(map(quantise, times.weight)),
-        communication=tuple(map(quantise, times.communication)),
-    )
-    return Setting(rounded, micro_batches, limits, kept)
+    rounded = {one.name: tuple(map(quantise, getattr(times, one.name))) for one in fields(times)}
+    return Setting(StageTimes(**rounded), micro_batches, limits, kept)
 
 
 def _within_limit(setting: Setting, ahead: int, lag: int) -> Letters:

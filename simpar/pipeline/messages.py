@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -272,11 +272,8 @@ _Turn = tuple[Action, ...]
 # send_backward_recv_backward at the end.
 
 
-class _Exchange(NamedTuple):
-    """What a rank sends and receives between two turns."""
-
-    sent: tuple[Result, ...]
-    received: tuple[Result, ...]
+_Exchange = tuple[tuple[Result, ...], tuple[Result, ...]]
+"""What a rank sends and receives between two turns."""
 
 
 def in_exchanges(order: Order) -> Order | None:
@@ -324,7 +321,7 @@ def _exchanges(turns: Sequence[_Turn], order: Order) -> list[_Exchange]:
     needed = [tuple(one for action in turn for one in needs(action, order)) for turn in turns]
     own = {one for action in chain(*turns) for one in gives(action)}
     wanted = [tuple(one for one in dict.fromkeys(found) if one not in own) for found in needed]
-    return [_Exchange(sent, received) for sent, received in zip([(), *given], [*wanted, ()], strict=True)]
+    return list(zip([(), *given], [*wanted, ()], strict=True))
 
 
 def _ends(exchanges: Sequence[Sequence[_Exchange]]) -> bool:
