@@ -36,8 +36,6 @@ LOADED: Final = 16
 BATCHED: Final = 32
 """What kernels know of a tensor: a rank holds one for all micro-batches and copies; freeing it ends nothing; it is
 there unwritten; it is a view; it begins with its micro-batch; copies split it."""
-_MANY: Final = 2**14
-"""Lives from which on room that is left over counts more than the time to copy them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +110,8 @@ def lifetimes(
         tensor, slot = columns[:2, 0].tolist()
         name, action = program.tensors[tensor].name, program.action(role, slot)
         raise ProgramError(f'role {role.name}: {action} reads or frees {name}, which nothing has written')
-    found = columns[:, :count]
     # The room for lives is twice as large as they are: of many roles it would not be given back.
-    tensor, micro_batch, copy, size, writer, begin, end, before = found.copy() if most > _MANY else found
+    tensor, micro_batch, copy, size, writer, begin, end, before = columns[:, :count].copy()
     lives = Lifetimes(tensor, micro_batch, copy, size, writer, begin, end, before > 0)
     return _with_buffers(lives, program, role) if flattened else lives
 

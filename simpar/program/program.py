@@ -314,18 +314,8 @@ class Program:
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """Shape [tensors]: ``local_bytes`` of each."""
-        padding, known = self._padding, dict[tuple[object, ...], int]()
-
-        def size(tensor: Tensor) -> int:
-            # Tensors of equal layers have one size, unless they end a buffer.
-            key = (tensor.shape, tensor.splits, tensor.dtype, tensor.batch_dim, tensor.fill,
-                   tensor.name if tensor.name in padding else '')  # fmt: skip
-            if key not in known:
-                known[key] = self.local_bytes(tensor)
-            return known[key]
-
         try:
-            return np.array(list(map(size, self.tensors)), dtype=np.int64)
+            return np.array(list(map(self.local_bytes, self.tensors)), dtype=np.int64)
         except OverflowError:
             largest = max(self.tensors, key=self.local_bytes)
             what = f'{largest.name} has {self.local_bytes(largest):.3g} bytes on a rank, more than can be counted'
