@@ -18,6 +18,7 @@ from simpar.huggingface import families
 from simpar.importing.findings import IDLE, MAPPED, NOT_MODELLED, UNSEEN
 from simpar.importing.read import imported
 from simpar.importing.settings import SettingRow, table_of
+from simpar.model import operators
 from simpar.model.operators import OPERATORS
 from simpar.model.operators.base import Operator
 from simpar.schedule import schedule_schema
@@ -30,6 +31,8 @@ HEAD = (
 )
 BOUND = {'matrix': 'matrix units', 'attention': 'its own table', 'streaming': 'bytes moved', 'view': 'nothing: a view'}
 """What bounds an operator, in words."""
+OF_STRATEGY = {row['key']: row for row in read_csv(Path(operators.__file__).with_name('keys.csv'))}
+"""By ``operator.strategy`` the inputs that it is of, and what of them stays unsharded."""
 
 
 def operator_table() -> list[str]:
@@ -40,7 +43,9 @@ def operator_table() -> list[str]:
 def _row(kind: type[Operator]) -> str:
     told = (kind.__doc__ or '').partition('\n')[0]
     named = ', '.join(f'`{primitive.name}`' for primitive in kind.primitives.values())
-    cells = (f'`{kind.key}`', told, named, kind.inputs_told, kind.unsharded, BOUND[kind.pricing()])
+    owners = (f'{base.key}.strategy' for base in kind.__mro__ if 'key' in vars(base))
+    of = next((OF_STRATEGY[owner] for owner in owners if owner in OF_STRATEGY), {'inputs': '', 'unsharded': ''})
+    cells = (f'`{kind.key}`', told, named, of['inputs'] or 'x', of['unsharded'], BOUND[kind.pricing()])
     return f'| {" | ".join(cells)} |'
 
 

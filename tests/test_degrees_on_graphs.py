@@ -11,7 +11,7 @@ from trains import ONCE
 from executor.numerics import check
 from simpar import model as ops
 from simpar.lower import lower
-from simpar.model.library.blocks import block_network, llama_network
+from simpar.model.library.blocks import block_network
 from simpar.plans import Plan
 from simpar.workload import Workload
 
@@ -63,7 +63,7 @@ def chained():
 
 MODELS = {
     'block': lambda: block_network(TOKENS, 12, 6, 24, 2, bias=True),
-    'llama': lambda: llama_network(TOKENS, 12, 6, 24),
+    'llama': lambda: block_network(TOKENS, 12, 6, 24, llama=True),
     'embedded': embedded,
     'convolved': convolved,
     'chained': chained,

@@ -9,7 +9,7 @@ from trains import ONCE, trains
 from executor.draws import batch_of
 from executor.reference import Reference
 from simpar import Plan, cluster, load_profile
-from simpar.model.library.blocks import llama_network
+from simpar.model.library.blocks import block_network
 from simpar.resolve import find_strategies
 from simpar.resolve.choices import degree_strategies
 from simpar.workload import Sgd, Workload
@@ -42,7 +42,7 @@ class Block(torch.nn.Module):
 
 
 def block(layers=1):
-    model = llama_network(SEQUENCE, HIDDEN, HEADS, FFN, layers, init_std=0.3)
+    model = block_network(SEQUENCE, HIDDEN, HEADS, FFN, layers, init_std=0.3, llama=True)
     return Workload(model=model, batch=ROWS, loss='mse', optimizer=Sgd(learning_rate=0.1))
 
 

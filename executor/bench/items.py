@@ -17,7 +17,7 @@ from simpar.hardware.net import Net
 from simpar.lower import lower
 from simpar.lower.passes.offload import IN, OUT
 from simpar.model import Dense, Network, Relu
-from simpar.model.library.blocks import block_network, llama_network
+from simpar.model.library.blocks import block_network
 from simpar.model.library.gpt import Transformer
 from simpar.model.model import AHEAD
 from simpar.program import COLLECTIVES, COPY, OpClass, Partition, Phase, Program, ProgramBuilder, Tensor
@@ -418,8 +418,8 @@ def _programs(probe: Probe, world: int) -> Iterator[Program]:
         yield lower(workload.Workload(model=parts, batch=probe.batch), plan, tensor)
         rows = Network(layers=(dense, Relu(), dense))
         yield lower(workload.Workload(model=rows, batch=probe.batch * probe.sequence, loss='mse'), plan, tensor)
-    for blocks in (block_network, llama_network):
-        block = blocks(probe.sequence, probe.hidden, model.heads, probe.hidden)
+    for llama in (False, True):
+        block = block_network(probe.sequence, probe.hidden, model.heads, probe.hidden, llama=llama)
         yield lower(workload.Workload(model=block, batch=probe.batch * probe.sequence, loss='mse'), plans.Plan(), 1)
 
 

@@ -374,6 +374,8 @@ def _costs(content: dict[str, Any], program: Program) -> Costs:
     messages = [_message(*each, links=len(links)) for each in content['messages']]
     communication = {int(index): _entries(numbers, messages) for index, numbers in content['communication'].items()}
     _check_groups(communication, program)
+    if not isinstance(queues := content.get('work_queues', 0), int) or queues < 0:
+        raise ValueError('work_queues: not a number of queues')
     return Costs(
         compute=compute,
         host=host,
@@ -385,14 +387,8 @@ def _costs(content: dict[str, Any], program: Program) -> Costs:
         waiting_slows=bool(content['waiting_slows']),
         kinds=tuple([_kind(one, count) for one in content.get('kinds', [])[: MOST_KINDS - 1]]),
         # Files of before there were any have none.
-        work_queues=_queues(content.get('work_queues', 0)),
+        work_queues=queues,
     )
-
-
-def _queues(value: object) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise ValueError('work_queues: not a number of queues')
-    return value
 
 
 def _numbers(values: object, count: int, name: str) -> Array:

@@ -124,7 +124,7 @@ class Pricer:
         return self._priced[1]
 
     def _costs(self, effects: Effects) -> costing.Costs:
-        cluster, program = self._cluster, self._program
+        cluster, program, stack = self._cluster, self._program, self._cluster.stack
         seconds = self._compute_seconds(effects)
         taxes = self._taxes if effects.slow_down else {Tax(1.0, 1.0, False): list[int]()}
         slowed = cluster.profile.slow_down.collective.value if effects.slow_down else 1.0
@@ -136,8 +136,8 @@ class Pricer:
             beside_communication=_still(usual.beside(self._ops)[self._kind]),
             beside_compute=_still(np.array([_beside_compute(op, slowed) for op in self._ops])[self._kind]),
             rank_speed=rank_speeds(program.world, cluster, cluster.spread if effects.spread else 0.0),
-            host_step=self._host_step(effects),
-            waits=self._waits(effects),
+            host_step=quantise(stack.host.step.value) if effects.launch and stack and stack.host else 0.0,
+            waits=stack.waits.at if effects.launch and effects.host_waits and stack and stack.waits else (),
             work_queues=self._queues if effects.work_queues else 0,
             communication=_by_class(kind, messages),
             links=links,
@@ -163,16 +163,10 @@ class Pricer:
         stack, plain = self._cluster.stack, self._cluster.profile.host.seconds.value
         if not effects.launch:
             return np.zeros(len(self._kind))
-        forward = stack.host.forward.value if stack and stack.host else plain
-        backward = stack.host.backward.value if stack and stack.host else plain
-        host = np.array(
-            [
-                # A view launches no kernel.
-                0.0 if op.operator in NO_WORK else quantise(self._issuing(op, forward if op.phase == 'F' else backward))
-                for op in self._ops
-            ]
-        )
-        issued = np.asarray(host[self._kind])
+        times = stack.host if stack else None
+        forward, backward = (times.forward.value, times.backward.value) if times else (plain, plain)
+        host = [quantise(self._issuing(op, forward if op.phase == 'F' else backward)) for op in self._ops]
+        issued = np.array(host)[self._kind]
         begins = stack.launches.get(STAGE) if stack else None
         if begins is not None and begins.calls:
             issued[_later_stages(self._program)] += quantise(forward * begins.calls)
@@ -180,26 +174,17 @@ class Pricer:
 
     def _issuing(self, op: OpClass, each: float) -> float:
         """Seconds that the host takes to issue an op. Arguments: ``each``, seconds of a launch by the framework."""
-        if self.stacked and self.stacked.stack.graphs and self.stacked.captured(op):
-            return self.stacked.stack.graphs.each.value * self.stacked.launches(op).kernels
-        by_library = self.stacked.tile_seconds(op) if self.stacked else None
-        return each * self._launched(op) if by_library is None else by_library
-
-    def _launched(self, op: OpClass) -> int:
-        """Kernels that an op launches, and calls that take the host as long."""
-        if self.stacked is None:
-            return 1
-        launches = self.stacked.launches(op)
+        # A view launches no kernel.
+        if op.operator in NO_WORK or self.stacked is None:
+            return 0.0 if op.operator in NO_WORK else each
+        launches, graphs = self.stacked.launches(op), self.stacked.stack.graphs
+        if graphs and self.stacked.captured(op):
+            return graphs.each.value * launches.kernels
+        by_library = self.stacked.tile_seconds(op)
+        # Calls take the host as long as launches.
         ranks = self._program.partitions[op.partition].size if launches.ranks and op.partition else 0
-        return launches.kernels + launches.calls + launches.ranks * ranks
-
-    def _host_step(self, effects: Effects) -> float:
-        stack = self._cluster.stack
-        return quantise(stack.host.step.value) if effects.launch and stack and stack.host else 0.0
-
-    def _waits(self, effects: Effects) -> tuple[str, ...]:
-        stack = self._cluster.stack
-        return stack.waits.at if effects.launch and effects.host_waits and stack and stack.waits else ()
+        own = launches.kernels + launches.calls + launches.ranks * ranks
+        return each * own if by_library is None else by_library
 
     @cached_property
     def _absent(self) -> dict[str, bool]:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import accumulate, combinations, pairwise
-from typing import Final
+from typing import Any, Final
 
 from simpar.exporting.settings import Said, T, Values, direct, need_transformer, plain, read_as, word_of
 from simpar.importing import findings, megatron, mindspeed
@@ -25,121 +25,119 @@ _LAUNCH: Final = ('nnodes', 'nproc-per-node', 'cuda-device-max-connections')
 def flags(values: Values, source: Source) -> list[Said]:
     """The flags of Megatron-LM, or of MindSpeed beside them. Raises ``ScheduleError`` for a model that has none."""
     need_transformer(values, source.name)
-    said = [*direct('megatron', source.table, values, _facts(values, source)), *_model(values)]
-    said += [*_experts(values, source), *_training(values), *_states(values, source), *_launch(values)]
-    rules = (_pipeline, _sharding, _tiles, _pairs, _offload, _window, _context, _mindspeed)
-    said += [one for rule in rules for one in rule(values, source)]
+    said = list(direct('megatron', values, _facts(values, source), source.table))
+    said += _pipeline(values, source)
+    behind = _facts_of_plan(values, source) | _facts_of_attention(values, source)
+    said += direct('megatron_behind', values, behind)
     said += _biases(said, values, source)
     return [*said, *_recompute(said, values, source)]
 
 
-def _mindspeed(values: Values, source: Source) -> Iterator[Said]:
-    """Attention and the scales of Gemma, for which Megatron-LM has no flags."""
-    if source is not mindspeed.MINDSPEED:
-        return
-    scale, factor = values.model('attention_scale'), values.model('embedding_scale', 1)
-    if values.model('attention', '') == 'flash':
-        yield Said('use-flash-attn', True, (f'{T}.attention',), 'MODEL')
-    # Whole numbers alone: its type is int.
-    if scale and abs(1 / scale**2 - round(1 / scale**2)) < 1e-6:
-        yield Said('query-pre-attn-scalar', round(1 / scale**2), (f'{T}.attention_scale',), 'MODEL')
-    if factor != 1 and abs(factor**2 - values.model('hidden')) < 1e-6 * factor**2:
-        yield Said('input-embeds-norm', True, (f'{T}.embedding_scale',), 'MODEL')
-    if (length := values.model('documents')) and isinstance(length, int):
-        yield Said('reset-attention-mask', True, (f'{T}.documents',), 'MODEL')
-        yield Said('fix-sub-seq-length', length, (f'{T}.documents',), 'MODEL')
-    if of := values.model('lora.of', ()):
-        rank, keys = values.model('lora.rank'), (f'{T}.lora.rank', f'{T}.lora.scale')
-        yield Said('lora-target-modules', [f'linear_{one}' for one in of], (f'{T}.lora.of',), 'MODEL')
-        yield Said('lora-r', rank, keys, 'MODEL')
-        if (alpha := float(values.model('lora.scale') * rank)).is_integer():
-            yield Said('lora-alpha', int(alpha), keys[1:], 'MODEL')
-
-
-def _facts(values: Values, source: Source) -> Iterator[str]:
-    """Words for what rows of the table need."""
-    tests = {
-        'rotary': values.model('position', '') == 'rotary',
-        'kv_lora_rank': values.model('kv_lora_rank'),
-        'q_lora_rank': values.model('q_lora_rank'),
-        'experts': values.model('experts.count'),
-        'mtp_layers': values.model('mtp_layers'),
-        'groups': values.model('experts.groups', 1) > 1,
-        'scaled': values.model('experts.scaling_factor', 1) != 1,
-        'context': values.plan('context') > 1 and values.plan('context_by_heads') == 1,
-        'tensor': values.plan('tensor') > 1,
-        '16 bits': values.work('precision', '') in ('bf16', 'fp16'),
-        'fp16': values.work('precision', '') == 'fp16',
-        'mindspeed': source is mindspeed.MINDSPEED,
-        'sinks': values.model('sinks', 'none') != 'none',
+def _facts(values: Values, source: Source) -> dict[str, Any]:
+    """What rows of the table need, and values that they have."""
+    model, plan, work = values.model, values.plan, values.work
+    scaling, dense, every = model('rope_scaling', []), model('experts.first_dense'), model('experts.every', 1)
+    learned = model('positions') if model('position', '') == 'learned' else 0
+    balance = 'seq_aux_loss' if model('experts.aux_group', 'rank') == 'sample' else 'aux_loss'
+    (first, last), is_mindspeed = _ends_in_16_bits(values), source is mindspeed.MINDSPEED
+    shares, moments = (values.every.get(f'workload.optimizer.adamw.{one}') for one in ('master_weights', 'moments'))
+    return values.facts | {
+        'rotary': model('position', '') == 'rotary',
+        'kv_lora_rank': model('kv_lora_rank'),
+        'q_lora_rank': model('q_lora_rank'),
+        'mtp_layers': model('mtp_layers'),
+        'context': plan('context') > 1 and plan('context_by_heads') == 1,
+        'tensor': plan('tensor') > 1,
+        '16 bits': work('precision', '') in ('bf16', 'fp16'),
+        'fp8': work('fp8', 'none') != 'none',
+        'mindspeed': is_mindspeed,
+        'sinks': model('sinks', 'none') != 'none',
+        'kv_heads': 0 if model('kv_heads') == model('heads') else model('kv_heads'),
+        'positions': learned or model('sequence'),
+        # Whole numbers alone: its type is int.
+        'interpolation': plain(scaling[0]) if len(scaling) == 1 and float(scaling[0]).is_integer() else 0,
+        'llama_factor': scaling[0] if len(scaling) == 4 else 0,
+        'vocab': model('vocab'),
+        'vocab_rows': max(1, model('pad_vocab', 1) // plan('tensor')),
+        'experts': model('experts.count'),
+        'groups': model('experts.groups', 1) > 1,
+        'scaled': model('experts.scaling_factor', 1) != 1,
+        'dense': dense and f'([0]*{dense}+[1]*{model("layers") - dense})',
+        'every': every if every > 1 else 0,
+        'sweeps': model('experts.sweeps'),
+        'aux_loss': model('experts.aux_loss'),
+        'balance': balance if model('experts.aux_loss') else 'none',
+        'features': is_mindspeed and plan('expert_tokens') == 'features',
+        'expert_ranks': plan('expert_ranks') == 'tensor' and plan('tensor') > 1,
+        'first or last': first or last,
+        'first': first,
+        'last': last,
+        'shared': shares == 'shared',
+        'moments': moments in ('bf16', 'fp16') and moments,
+        'o2': is_mindspeed and moments == 'bf16',
+        'devices': values.ranks // values.every['cluster.nodes'],
+        'queues': values.every.get('cluster.work_queues'),
     }
-    return (word for word, holds in tests.items() if holds)
 
 
-def _model(values: Values) -> Iterator[Said]:
-    """Heads, positions and vocabulary."""
-    say = partial(Said, part='MODEL')
-    if values.model('kv_heads') not in (0, values.model('heads')):
-        yield say('group-query-attention', True, (f'{T}.kv_heads',))
-        yield say('num-query-groups', values.model('kv_heads'), (f'{T}.kv_heads',))
-    if values.model('kv_lora_rank'):
-        yield say('multi-latent-attention', True, (f'{T}.kv_lora_rank',))
-    learned = values.model('positions') if values.model('position', '') == 'learned' else 0
-    yield say('max-position-embeddings', learned or values.model('sequence'), (f'{T}.positions',))
-    scaling = values.model('rope_scaling', [])
-    # Whole numbers alone: its type is int.
-    if len(scaling) == 1 and float(scaling[0]).is_integer():
-        yield say('rotary-seq-len-interpolation-factor', plain(scaling[0]), (f'{T}.rope_scaling',))
-    elif len(scaling) == 4:
-        yield say('use-rope-scaling', True, (f'{T}.rope_scaling',))
-        yield say('rope-scaling-factor', scaling[0], (f'{T}.rope_scaling',))
-    yield say('vocab-size', values.model('vocab'), (f'{T}.vocab',))
-    rows = values.model('pad_vocab', 1) // values.plan('tensor')
-    yield say('make-vocab-size-divisible-by', max(1, rows), (f'{T}.pad_vocab',))
+def _facts_of_plan(values: Values, source: Source) -> dict[str, Any]:
+    """The same of what stands behind the layers of stages: shards, tiles, pairs, and what waits on the host."""
+    plan, stage, tiles, away = values.plan, values.sharded, values.plan('tiles'), values.plan('offload')
+    is_mindspeed, pairs, delayed = source is mindspeed.MINDSPEED, plan('pairs'), plan('weight_gradients') == 'delayed'
+    ranks, group, parts = plan('data') * plan('context'), plan('shard_group'), plan('offload_parts')
+    # It pairs where ranks share experts, and a pipeline has virtual stages.
+    is_paired = plan('expert') > 1 and (plan('pipeline') == 1 or plan('chunks') > 1)
+    single = not is_mindspeed and plan('pipeline') == 1 and not values.model('mtp_layers')
+    times = source.table.rows['swap-optimizer-times'].default if is_mindspeed else ''
+    return {
+        'stage': stage,
+        # ZeRO's first stage by the distributed optimizer, the others by Megatron-FSDP.
+        'fsdp': {2: 'optim_grads', 3: 'optim_grads_params'}.get(stage, ''),
+        'instances': ranks // group if stage == 1 and 0 < group < ranks and ranks % group == 0 else 0,
+        # Megatron-LM checks that gathers overlap only where sums of gradients do.
+        'gathers': values.every.get('plan.reduce_gradients') == 'overlapped' and (stage < 3 or plan('prefetch')),
+        # Ascend/MindSpeed 028de58ca6, mindspeed/core/tensor_parallel/coc_feature/min_comm_cfg.py, line 174.
+        'coc': tiles if is_mindspeed and tiles in (2, 4, 8) else 0,
+        'tiles': tiles > 1 and plan('sequence_parallel'),
+        'pairs': is_paired and pairs != 'none',
+        'fb': is_mindspeed and pairs == 'overlap' and delayed,
+        'memory': pairs == 'memory',
+        'delayed': delayed,
+        'attention': is_mindspeed and 'attention' in away,
+        'optimizer': is_mindspeed and 'optimizer' in away,
+        'parts': str(parts) != times and parts,
+        'activations': single and away == ['activations'],
+        'away': plan('offload_layers') or values.model('layers') - 1,
+    }
 
 
-def _window(values: Values, source: Source) -> Iterator[Said]:
-    """Windows of all layers, or of all but every so-manieth."""
-    say, window = partial(Said, part='MODEL', keys=(f'{T}.window',)), values.model('window')
+def _facts_of_attention(values: Values, source: Source) -> dict[str, Any]:
+    """The same of windows, heads that a ring exchanges, and what MindSpeed alone has flags for."""
+    model, plan, window, length = values.model, values.plan, values.model('window'), values.model('documents')
     widths = list(window) if isinstance(window, (list, tuple)) else [window]
-    width = max(widths)
-    if not width:
-        return
-    if source is mindspeed.MINDSPEED:
+    width, skips = max(widths), str([int(one > 0) for one in widths]).replace(' ', '') if len(widths) > 1 else ''
+    scale, factor, inner = model('attention_scale'), model('embedding_scale', 1), plan('context_by_heads')
+    square, alpha = 1 / scale**2 if scale else 0.0, float(model('lora.scale') * model('lora.rank'))
+    return {
+        'mindspeed': source is mindspeed.MINDSPEED,
         # Ascend/MindSpeed-LLM c77308a189, fusion_attention_feature.py: each has the width.
-        name = 'interleave-sliding-window' if widths == [width, 0] else 'sliding-window'
-        yield from [say(name, width)] if widths in ([width], [width, 0]) else []
-        return
-    yield say('window-size', f'{width - 1},0')
-    if widths == [width] * (len(widths) - 1) + [0]:
-        yield say('window-attn-skip-freq', len(widths))
-    elif len(widths) > 1:
-        yield say('window-attn-skip-freq', str([int(one > 0) for one in widths]).replace(' ', ''))
-
-
-def _experts(values: Values, source: Source) -> Iterator[Said]:
-    """Which layers have experts, their balance, and how tokens get to them."""
-    if not values.model('experts.count'):
-        return
-    say = partial(Said, part='MODEL')
-    every, dense = values.model('experts.every', 1), values.model('experts.first_dense')
-    if dense:
-        layers = values.model('layers')
-        yield say('moe-layer-freq', f'([0]*{dense}+[1]*{layers - dense})', (f'{T}.experts.first_dense',))
-    elif every > 1:
-        yield say('moe-layer-freq', every, (f'{T}.experts.every',))
-    loss, keys = values.model('experts.aux_loss'), (f'{T}.experts.aux_loss', f'{T}.experts.aux_group')
-    kind = {'rank': 'aux_loss', 'sample': 'seq_aux_loss'}.get(values.model('experts.aux_group', 'rank'), 'aux_loss')
-    if values.model('experts.sweeps'):
-        kind, loss, keys = 'sinkhorn', 0, (f'{T}.experts.sweeps', f'{T}.experts.normalise')
-    yield say('moe-router-load-balancing-type', kind if loss or kind == 'sinkhorn' else 'none', keys)
-    if loss:
-        yield say('moe-aux-loss-coeff', loss, keys[:1])
-    by_features = source is mindspeed.MINDSPEED and values.plan('expert_tokens') == 'features'
-    kind, more = ('alltoall_seq', ('plan.expert_tokens',)) if by_features else ('alltoall', ())
-    yield Said('moe-token-dispatcher-type', kind, ('plan.expert', *more), 'PLAN')
-    if values.plan('expert_ranks') == 'tensor' and values.plan('tensor') > 1:
-        yield Said('expert-tensor-parallel-size', 1, ('plan.expert_ranks',), 'PLAN')
+        'interleaved': width and widths == [width, 0],
+        'alike': width and widths == [width],
+        'width': width,
+        'window': f'{width - 1},0',
+        'skips': len(widths) if widths == [width] * (len(widths) - 1) + [0] else skips,
+        'heads': inner if inner > 1 and plan('context_kind') == 'ring' else 0,
+        'rings': [inner, plan('context') // inner],
+        'flash': model('attention', '') == 'flash',
+        # Whole numbers alone: its type is int.
+        'scalar': round(square) if abs(square - round(square)) < 1e-6 else 0,
+        'root': factor != 1 and abs(factor**2 - model('hidden')) < 1e-6 * factor**2,
+        'documents': length if isinstance(length, int) else 0,
+        'adapters': [f'linear_{one}' for one in model('lora.of', ())],
+        'rank': model('lora.rank'),
+        'whole': alpha.is_integer(),
+        'alpha': int(alpha),
+    }
 
 
 def _biases(said: list[Said], values: Values, source: Source) -> Iterator[Said]:
@@ -160,59 +158,12 @@ def _biases(said: list[Said], values: Values, source: Source) -> Iterator[Said]:
     return (Said(name, True, (f'{T}.bias',), 'MODEL') for name in nearest)
 
 
-def _training(values: Values) -> Iterator[Said]:
-    """The batch, and the recipe of 8 bits."""
-    say = partial(Said, part='TRAINING')
-    yield say('micro-batch-size', values.small, ('plan.micro_batches',))
-    yield say('global-batch-size', values.work('batch'), ('workload.batch',))
-    if values.work('fp8', 'none') != 'none':
-        yield say('fp8-recipe', 'tensorwise', ('workload.fp8',))
-        yield from _kept_in_16_bits(values)
-
-
-def _kept_in_16_bits(values: Values) -> Iterator[Said]:
-    """First and last layers whose products stay as they are."""
-    say, layers = partial(Said, part='TRAINING', keys=('workload.fp8_except',)), values.model('layers')
-    kept = list(values.work('fp8_except', ()))
+def _ends_in_16_bits(values: Values) -> tuple[int, int]:
+    """How many first and last layers have products that stay as they are in a step of 8 bits; 0: others, or none."""
+    layers, kept = values.model('layers'), list(values.work('fp8_except', ()))
     first = next((count for count in range(layers) if f'layer{count}.*' not in kept), layers)
     wanted = [f'layer{layer}.*' for layer in (*range(first), *range(layers - len(kept) + first, layers))]
-    if kept and kept == wanted:
-        yield say('first-last-layers-bf16', True)
-        yield say('num-layers-at-start-in-bf16', first)
-        yield say('num-layers-at-end-in-bf16', len(kept) - first)
-
-
-def _states(values: Values, source: Source) -> Iterator[Said]:
-    """Master weights and moments of fewer bits."""
-    key, say = 'workload.optimizer.adamw', partial(Said, part='TRAINING')
-    shares, moments = (values.every.get(f'{key}.{name}') for name in ('master_weights', 'moments'))
-    if shares == 'shared':
-        name = 'reuse-fp32-param' if source is mindspeed.MINDSPEED else 'use-precision-aware-optimizer'
-        yield say(name, True, (f'{key}.master_weights',))
-    if moments == 'bf16' and source is mindspeed.MINDSPEED:
-        yield say('o2-optimizer', True, (f'{key}.moments',))
-    elif shares == 'shared' and moments in ('bf16', 'fp16'):
-        yield from (say(name, moments, (f'{key}.moments',)) for name in ('exp-avg-dtype', 'exp-avg-sq-dtype'))
-
-
-def _launch(values: Values) -> Iterator[Said]:
-    """Nodes, devices of each, and work queues."""
-    nodes = values.every['cluster.nodes']
-    yield Said('nnodes', nodes, ('cluster.nodes',))
-    yield Said('nproc-per-node', values.ranks // nodes, ('cluster.devices',))
-    if queues := values.every.get('cluster.work_queues'):
-        yield Said('cuda-device-max-connections', queues, ('cluster.work_queues',))
-
-
-def _tiles(values: Values, source: Source) -> Iterator[Said]:
-    """Products and messages in parts: as many as tensor ranks, or with MindSpeed 2, 4 or 8."""
-    say, count = partial(Said, part='PLAN', keys=('plan.tiles',)), values.plan('tiles')
-    if source is mindspeed.MINDSPEED and count in (2, 4, 8):
-        # Ascend/MindSpeed 028de58ca6, mindspeed/core/tensor_parallel/coc_feature/min_comm_cfg.py, line 174.
-        yield say('use-ascend-coc', True)
-        yield say('coc-parallel-num', count)
-    elif count > 1 and values.plan('sequence_parallel'):
-        yield say('tp-comm-overlap', True)
+    return (first, len(kept) - first) if kept == wanted and values.work('fp8', 'none') != 'none' else (0, 0)
 
 
 def _pipeline(values: Values, source: Source) -> Iterator[Said]:
@@ -252,54 +203,6 @@ def _pipeline(values: Values, source: Source) -> Iterator[Said]:
         yield say('no-overlap-p2p-communication', True, ('plan.exchange',))
 
 
-def _context(values: Values, source: Source) -> Iterator[Said]:
-    """Neighbours that exchange heads inside of a ring."""
-    inner, ranks = values.plan('context_by_heads'), values.plan('context')
-    if inner == 1 or values.plan('context_kind') != 'ring':
-        return
-    say = partial(Said, part='PLAN', keys=('plan.context_by_heads', 'plan.context_kind'))
-    if source is mindspeed.MINDSPEED:
-        yield say('context-parallel-algo', 'hybrid_cp_algo')
-        yield say('ulysses-degree-in-cp', inner)
-    else:
-        yield say('cp-comm-type', 'a2a+p2p')
-        yield say('hierarchical-context-parallel-sizes', [inner, ranks // inner])
-
-
-def _pairs(values: Values, source: Source) -> Iterator[Said]:
-    """A forward beside a backward, where ranks share experts, and a pipeline has virtual stages."""
-    pairs, delayed = values.plan('pairs'), values.plan('weight_gradients') == 'delayed'
-    whole = values.plan('pipeline') > 1 and values.plan('chunks') < 2
-    say, keys = partial(Said, part='PLAN'), ('plan.pairs',)
-    if pairs == 'none' or values.plan('expert') == 1 or whole:
-        return
-    if source is mindspeed.MINDSPEED and (pairs, delayed) == ('overlap', True):
-        yield say('moe-fb-overlap', True, (*keys, 'plan.weight_gradients'))
-        return
-    yield say('overlap-moe-expert-parallel-comm', True, keys)
-    if pairs == 'memory':
-        yield say('ep-overlap-early-attn-memory-release', True, keys)
-    if delayed:
-        yield say('delay-wgrad-compute', True, ('plan.weight_gradients',))
-
-
-def _offload(values: Values, source: Source) -> Iterator[Said]:
-    """States by MindSpeed; activations of the first layers by Megatron-LM, without a pipeline."""
-    away = values.plan('offload')
-    keys = ('plan.offload', 'plan.offload_layers')
-    if source is mindspeed.MINDSPEED and 'attention' in away:
-        yield Said('swap-attention', True, keys, 'PLAN')
-    if source is mindspeed.MINDSPEED and 'optimizer' in away:
-        parts = values.plan('offload_parts')
-        yield Said('swap-optimizer', True, ('plan.offload', 'plan.offload_parts'), 'PLAN')
-        if parts and str(parts) != source.table.rows['swap-optimizer-times'].default:
-            yield Said('swap-optimizer-times', parts, ('plan.offload_parts',), 'PLAN')
-    single = values.plan('pipeline') == 1 and not values.model('mtp_layers')
-    if source is not mindspeed.MINDSPEED and away == ['activations'] and single:
-        count = values.plan('offload_layers') or values.model('layers') - 1
-        yield Said('cpu-offloading-num-layers', count, keys, 'PLAN')
-
-
 _ENDS: Final = (('decoder-first-pipeline-num-layers', 0), ('decoder-last-pipeline-num-layers', -1))
 _ACCOUNTS: Final = ('account-for-embedding-in-pipeline-split', 'account-for-loss-in-pipeline-split')
 
@@ -312,23 +215,6 @@ def _layout(stages: list[int], modules: int) -> str:
     words = [re.sub('t{2,}', lambda found: f't*{len(found[0])}', part) for part in parts]
     words[0], words[-1] = f'E{words[0]}', f'{words[-1]}L'
     return '|'.join(words)
-
-
-def _sharding(values: Values, _: Source) -> Iterator[Said]:
-    """ZeRO's first stage by the distributed optimizer, the others by Megatron-FSDP; gathers under the next forward."""
-    say, stage = partial(Said, part='PLAN', keys=('plan.zero', 'plan.shard')), values.sharded
-    if stage:
-        yield say('use-distributed-optimizer', True)
-    if stage > 1:
-        yield say('use-megatron-fsdp', True)
-        yield say('data-parallel-sharding-strategy', ('optim_grads', 'optim_grads_params')[stage - 2])
-    group, ranks = values.plan('shard_group'), values.plan('data') * values.plan('context')
-    if stage == 1 and 0 < group < ranks and ranks % group == 0:
-        yield Said('num-distributed-optimizer-instances', ranks // group, ('plan.shard_group',), 'PLAN')
-    # Megatron-LM checks that gathers overlap only where sums of gradients do.
-    overlapped = values.every.get('plan.reduce_gradients') == 'overlapped'
-    if stage and overlapped and (stage < 3 or values.plan('prefetch')):
-        yield Said('overlap-param-gather', True, ('plan.gather', 'plan.prefetch'), 'PLAN')
 
 
 def _recompute(said: list[Said], values: Values, source: Source) -> list[Said]:

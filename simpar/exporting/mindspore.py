@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from simpar.exporting.mindformers import SPEED_UP, passes_of
-from simpar.exporting.settings import Said, Values, bytes_of, plain
+from simpar.exporting.settings import Said, Values, bytes_of, direct, plain
 
 _MODES: Final = {
     'none': ('semi_auto', 'semi_auto_parallel', ''),
@@ -21,8 +21,7 @@ _ORDERS: Final = 'mindspore-2.10/'
 
 def mindspore_lines(values: Values) -> list[Said]:
     """What calls of MindSpore say of a plan; ``part`` is the call."""
-    rules = (_own, _wrapped, _mode, _pipeline, _hsdp, _fusion, _recompute, _shards)
-    return [one for rule in rules for one in rule(values)]
+    return [*_own(values), *direct('mindspore', values, _facts(values)), *_shards(values)]
 
 
 def _own(values: Values) -> Iterator[Said]:
@@ -34,92 +33,55 @@ def _own(values: Values) -> Iterator[Said]:
     yield Said('nothing', True, tuple(keys))
 
 
-def _recompute(values: Values) -> Iterator[Said]:
-    """Layers that the backward makes again, of all stages or of none."""
-    stages = set(values.plan('recompute_stages'))
-    if values.plan('recompute') == 'full' and stages in (set(), set(range(values.plan('pipeline')))):
-        word = values.plan('recompute_communication')
-        keys = ('plan.recompute', 'plan.recompute_stages', 'plan.recompute_communication')
-        yield Said('recompute', word, keys, 'marks')
-    elif values.plan('recompute') in ('none', (), []):
-        yield Said('nothing', True, ('plan.recompute', 'plan.recompute_stages'))
+def _facts(values: Values) -> dict[str, Any]:
+    """What rows of the table need, and values that they have: copies, mode, order, and optimizer parallelism.
 
-
-def _wrapped(values: Values) -> Iterator[Said]:
-    """Copies and micro-batches."""
-    copies, micro = values.plan('copies'), values.plan('micro_batches')
-    if copies > 1:
-        is_sum = values.plan('copies_loss') == 'sum'
-        keys = ('plan.copies', 'plan.copies_loss') if is_sum else ('plan.copies',)
-        yield Said('interleave_num', copies, keys, 'MicroBatchInterleaved')
-    if micro > 1:
-        call = 'Pipeline' if values.plan('pipeline') > 1 else 'GradAccumulation'
-        yield Said('micro_size', micro, ('plan.micro_batches',), call)
-
-
-def _mode(values: Values) -> Iterator[Said]:
-    """Who gives strategies, what a rank reads, and the passes that are on."""
-    search = values.plan('search')
-    mode = _MODES.get(search, _MODES['sharding-propagation'])[0]
-    yield Said('parallel_mode', mode, ('plan.search',) if search in _MODES else (), 'AutoParallel')
-    full = values.plan('dataset') == 'full-batch'
-    yield Said('config', 'full_batch' if full else 'data_parallel', ('plan.dataset',), 'dataset_strategy')
-    if passes_of(values):
-        yield Said('file_path', SPEED_UP, ('plan.overlap', 'plan.prefetch', 'plan.reduce_gradients'), 'transformer_opt')
-
-
-def _pipeline(values: Values) -> Iterator[Said]:
-    if values.plan('pipeline') < 2:
-        return
-    order, chunks = values.plan('order'), values.plan('chunks') or 1
-    name = order.removeprefix(_ORDERS)
+    Of its levels 1 shards weights and states, 2 gradients too, and 3 gathers twice.
+    """
+    plan, stage, parts = values.plan, values.sharded, set(values.plan('shard'))
+    order, chunks, twice = plan('order'), plan('chunks') or 1, plan('gather') == 'on-use-twice'
+    name, group = order.removeprefix(_ORDERS), plan('shard_group')
     known = order.startswith(_ORDERS) or (order == '1f1b' and chunks == 1)
-    is_interleaved = chunks > 1 or name != '1f1b'
-    yield Said('stages', values.plan('pipeline'), ('plan.pipeline',), 'pipeline')
-    yield Said('interleave', is_interleaved, ('plan.chunks',) if known else (), 'pipeline')
-    yield Said('scheduler', name if known else '1f1b', ('plan.order',) if known else (), 'pipeline')
-
-
-def _hsdp(values: Values) -> Iterator[Said]:
-    """Optimizer parallelism: level 1 shards weights and states, 2 gradients too, 3 gathers twice."""
-    stage = values.sharded
-    if not stage:
-        return
-    parts, gather = set(values.plan('shard')), values.plan('gather')
-    wanted = values.plan('hsdp')
-    level = wanted if wanted != 'off' else _LEVELS[3 if gather == 'on-use-twice' else 2 if 'gradients' in parts else 1]
-    is_said = 'weights' in parts and (gather == 'on-use-twice') == (level == 'level3')
-    group = values.plan('shard_group')
-    size = -1 if group in (0, values.plan('data')) else group
-    keys = ('plan.shard', 'plan.gather', 'plan.hsdp', 'plan.shard_form') if is_said else ()
-    yield Said('shard_size', size, ('plan.shard_group',), 'hsdp')
-    threshold = plain(bytes_of(values.plan('shard_threshold')) / 1024)
-    yield Said('threshold', threshold, ('plan.shard_threshold',), 'hsdp')
-    yield Said('optimizer_level', level, keys, 'hsdp')
-    accumulate = values.plan('accumulate') == 'sharded'
-    # AutoParallel shards the sums of gradients by the level; 2.3 has a switch.
-    is_level = accumulate == (level != 'level1') or values.plan('micro_batches') == 1
-    yield Said('gradient_accumulation_shard', accumulate, ('plan.accumulate',) if is_level else (), '2.3')
-
-
-def _fusion(values: Values) -> Iterator[Said]:
-    """Messages of gradients: all in one, by size, by index, or by marks of layers."""
-    fusion, keys = values.plan('fusion'), ('plan.fusion', 'plan.fusion_ids')
-    size = bytes_of(fusion) if not isinstance(fusion, (list, tuple)) else 0
-    if fusion == 'all':
+    level = plan('hsdp') if plan('hsdp') != 'off' else _LEVELS[3 if twice else 2 if 'gradients' in parts else 1]
+    sharded, fusion, stages = plan('accumulate') == 'sharded', plan('fusion'), set(plan('recompute_stages'))
+    return {
+        'copies': plan('copies') if plan('copies') > 1 else 0,
+        'sum': plan('copies_loss') == 'sum',
+        'steps': plan('micro_batches') if plan('micro_batches') > 1 else 0,
+        'search': plan('search') in _MODES,
+        # Who gives strategies.
+        'mode': _MODES.get(plan('search'), _MODES['sharding-propagation'])[0],
+        'dataset': 'full_batch' if plan('dataset') == 'full-batch' else 'data_parallel',
+        'passes': passes_of(values) and SPEED_UP,
+        'pipeline': plan('pipeline') if plan('pipeline') > 1 else 0,
+        'order': known and name,
+        'interleaved': chunks > 1 or name != '1f1b',
+        'shards': stage,
+        'group': -1 if group in (0, plan('data')) else group,
+        'threshold': stage and plain(bytes_of(plan('shard_threshold')) / 1024),
+        'level': level,
+        'whole': 'weights' in parts and twice == (level == 'level3'),
+        'sharded': sharded,
+        # AutoParallel shards the sums of gradients by the level; 2.3 has a switch.
+        'by level': sharded == (level != 'level1') or plan('micro_batches') == 1,
         # What MindSpore does where nothing is said.
-        yield Said('nothing', True, keys, '')
-    elif fusion == 'auto':
-        yield Said('config', {'allreduce': {'mode': 'auto', 'config': None}}, keys, 'comm_fusion')
-    elif isinstance(fusion, (list, tuple)):
-        yield Said('config', {'allreduce': {'mode': 'index', 'config': list(fusion)}}, keys, 'comm_fusion')
-    elif size:
-        modes = ('allreduce', 'allgather', 'reducescatter')
-        yield Said(
-            'config', {one: {'mode': 'size', 'config': int(size // 2**20)} for one in modes}, keys, 'comm_fusion'
-        )
-    elif fusion in ('layer', 'none', 'ids'):
-        yield Said('set_comm_fusion', fusion, keys, 'marks')
+        'all in one': fusion == 'all',
+        'comm fusion': _comm_fusion(fusion),
+        'marks': fusion if fusion in ('layer', 'none', 'ids') else '',
+        # Layers of all stages or of none.
+        'full': plan('recompute') == 'full' and stages in (set(), set(range(plan('pipeline')))),
+        'again': plan('recompute_communication'),
+        'not again': plan('recompute') in ('none', (), []),
+    }
+
+
+def _comm_fusion(fusion: Any) -> dict[str, Any]:
+    """Messages of gradients by size, or by index, as MindSpore writes them; nothing where neither says them."""
+    if fusion == 'auto' or isinstance(fusion, (list, tuple)):
+        return {'allreduce': {'mode': 'auto', 'config': None} if fusion == 'auto' else
+                {'mode': 'index', 'config': list(fusion)}}  # fmt: skip
+    size, modes = bytes_of(fusion), ('allreduce', 'allgather', 'reducescatter')
+    return {one: {'mode': 'size', 'config': int(size // 2**20)} for one in modes} if size else {}
 
 
 def _shards(values: Values) -> Iterator[Said]:

@@ -172,7 +172,9 @@ class _Script(_Lines):
         flag = re.escape(old.called.split()[-1])
         at = self.place(old, rf'(?<![\w-]){flag}(?![\w-])')
         if at < 0:
-            self.assign(one)
+            # A variable of the environment, such as CUDA_DEVICE_MAX_CONNECTIONS.
+            if one.value is not None:
+                self.assigned(old.called, _shown(one.value))
             return
         line = self.lines[at] or ''
         # Of a list as many words as it has; the last one may end a line that goes on.
@@ -183,7 +185,7 @@ class _Script(_Lines):
         if one.value is None:
             rest = line[: match.start()] + line[match.end() :].lstrip(' ')
             self.lines[at] = None if rest.strip() in ('', '\\') else rest
-        elif not self.variable(value.strip(), one):
+        elif not ((named := _VARIABLE.fullmatch(value.strip())) and self.assigned(named[1], _shown(one.value))):
             new = megatron.flag_of(Said(one.name, one.value, ())).partition(' ')[2]
             sign = '=' if '=' in match[0] else ' '
             self.lines[at] = line[: match.start()] + f'{head}{sign}{new}'.rstrip('= ') + line[match.end() :]
@@ -194,11 +196,6 @@ class _Script(_Lines):
         near = [at, *range(len(self.lines))] if 0 <= at < len(self.lines) else range(len(self.lines))
         rows = (row for row in near if not (self.lines[row] or '').lstrip().startswith('#'))
         return next((row for row in rows if re.search(pattern, self.lines[row] or '')), -1)
-
-    def variable(self, word: str, one: _Change) -> bool:
-        """Whether a value is a variable with one plain assignment, which then has the new value."""
-        named = _VARIABLE.fullmatch(word.strip())
-        return named is not None and self.assigned(named[1], _shown(one.value))
 
     def assigned(self, name: str, value: str) -> bool:
         """Whether a variable has one plain assignment, which then has the new value."""
@@ -211,11 +208,6 @@ class _Script(_Lines):
         at, match = found[0]
         self.lines[at] = f'{match[1]}{match[2] or ""}{match[3]}{value}{match[3]}{match[4] or ""}{match[5]}'
         return True
-
-    def assign(self, one: _Change) -> None:
-        """A variable of the environment, such as CUDA_DEVICE_MAX_CONNECTIONS."""
-        if one.old is not None and one.value is not None:
-            self.assigned(one.old.called, _shown(one.value))
 
     def add(self, one: _Change) -> None:
         """Write a flag before another one of the command, on a line of its own where that one begins a line."""

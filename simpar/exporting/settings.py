@@ -1,5 +1,6 @@
 """Settings of a framework that say the keys of a schedule: the tables of import, read from right to left."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,6 +55,23 @@ class Values:
     def work(self, key: str, default: Any = 0) -> Any:
         """A value of the workload."""
         return self.every.get(f'workload.{key}', default)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What tables of several frameworks need, and values that they have, by a word."""
+        betas = [self.every.get(f'{_OPTIMIZER}.adamw.{one}') for one in ('beta1', 'beta2')]
+        return {
+            **{key: self.plan(key) for key in ('data', 'tensor', 'pipeline', 'context', 'expert')},
+            'ranks': self.ranks,
+            'nodes': self.every['cluster.nodes'],
+            'batch': self.work('batch'),
+            'small': self.small,
+            'steps': self.plan('micro_batches'),
+            'betas': None not in betas and betas,
+            'clip': plain(self.work('clip_norm')),
+            'fp16': self.work('precision', '') == 'fp16',
+            'loss_scale': plain(self.work('loss_scale', 1)),
+        }
 
     @property
     def optimizer(self) -> str:
@@ -137,15 +155,21 @@ def spoken(row: SettingRow, values: Values, part: str = '', form: str = '') -> S
     return Said(row.setting, word, (row.key,), part) if word is not None else None
 
 
-def direct(table: str, of_import: Table, values: Values, facts: Iterable[str]) -> Iterator[Said]:
+def direct(table: str, values: Values, facts: Mapping[str, Any], of_import: Table | None = None) -> Iterator[Said]:
     """What single settings say, in the order of a table of export.
 
-    Arguments: ``table``, its name; ``of_import``, what settings are; ``facts``, words for what the table's rows need.
+    A row with keys has a fact as its value, or what it says itself; others what import's table says of their key.
+    Arguments: ``table``, its name; ``facts``, what rows need, by a word, and values; ``of_import``, what settings are.
     """
-    known = set(facts)
     for row in files.read_csv(FOLDER / f'{table}.csv'):
         needs = row['needs'].split(' & ') if row['needs'] else []
-        if all((one.removeprefix('!') in known) != one.startswith('!') for one in needs):
+        if not all(bool(facts[one.removeprefix('!')]) != one.startswith('!') for one in needs):
+            continue
+        if row['keys'] or of_import is None:
+            value = facts[row['value']] if row['value'] in facts else json.loads(row['value'])
+            keys = tuple(row['keys'].split()) if row['keys'] != '-' else ()
+            yield Said(row['setting'], value, keys, row['part'])
+        else:
             said = spoken(of_import.rows[row['setting']], values, row['part'], row['value'])
             # A degree of one is what every framework has where nothing is said.
             if said and not (said.keys[0].startswith('plan.') and said.value is not True and said.value == 1):

@@ -6,7 +6,6 @@ from simpar.hardware.profile import (
     Figure,
     FlopsFigure,
     Grade,
-    HostLink,
     Library,
     Link,
     Profile,

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import log, sqrt
 from typing import Any, Final, NamedTuple
 
 from simpar.huggingface.families import TABLE
 
-GATED, PLAIN = (TABLE['activations'][kind] for kind in ('gated', 'plain'))
 SLIDING, FULL = 'sliding_attention', 'full_attention'
 GROUPED: Final = {'greedy': False, 'group_limited_greedy': True}
 """Ways of DeepSeek V2 to choose experts, and whether groups limit the choice."""
@@ -56,7 +56,7 @@ class Config:
 # activations, biases, dropout
 
 
-def _activation(config: Config, names: Mapping[str, str], *keys: str) -> Iterator[Entry]:
+def _activation(names: Mapping[str, str], config: Config, *keys: str) -> Iterator[Entry]:
     """The first of some keys that is not null tells it."""
     key = next((key for key in keys if config[key] is not None), keys[-1])
     if not isinstance(config[key], str) or config[key] not in names:
@@ -65,24 +65,18 @@ def _activation(config: Config, names: Mapping[str, str], *keys: str) -> Iterato
     yield Entry('activation', names[config[key]], key)
 
 
-def gated(config: Config, *keys: str) -> Iterator[Entry]:
-    """The activation of a feed-forward that is gated."""
-    yield from _activation(config, GATED, *keys)
-
-
-def plain(config: Config, *keys: str) -> Iterator[Entry]:
-    """The activation of one that is not."""
-    yield from _activation(config, PLAIN, *keys)
+gated, plain = (partial(_activation, TABLE['activations'][kind]) for kind in ('gated', 'plain'))
+"""The activation of a feed-forward that has a gate, and of one that has none."""
 
 
 def gated_of_gemma(config: Config, *keys: str) -> Iterator[Entry]:
     """Of two keys; the first files say gelu and mean its form with tanh."""
-    names = {**GATED, 'gelu': 'geglu_tanh'}
+    names = {**TABLE['activations']['gated'], 'gelu': 'geglu_tanh'}
     told = [config[key] for key in keys if config[key] is not None]
     if len({names.get(str(one), one) if isinstance(one, str) else str(one) for one in told}) > 1:
         what = f'not what hidden_act says ({told[0]!r}, {told[1]!r}): versions of transformers read one or the other'
         raise Refused('hidden_activation', what, 'leave one of them out', 'activation')
-    yield from _activation(config, names, *keys)
+    yield from _activation(names, config, *keys)
 
 
 def biases(config: Config, **parts: str) -> Iterator[Entry]:

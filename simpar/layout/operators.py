@@ -6,7 +6,7 @@ of products, b for batches, d0, d1, ... by place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, product
@@ -31,7 +31,10 @@ def nearest(operator: Rule, strategy: Strategy, world: int) -> list[Strategy]:
     names = [name for name in operator.order if name not in operator.fixed]
     choices = [_divisors(operator.lengths[name], world, given.get(name, {1})) for name in names]
     found = [
-        (sum(_distances(operator, counts, given)), operator.strategy(counts))
+        (
+            sum(abs(log2(counts.get(name, 1) / want)) for name in operator.order for want in given.get(name, {1})),
+            operator.strategy(counts),
+        )
         # Choices begin with the nearest, so that the first TRIED products hold near ones however many dims there are.
         for counts in (dict(zip(names, numbers, strict=True)) for numbers in islice(product(*choices), TRIED))
         if world % prod(counts.values()) == 0
@@ -56,12 +59,6 @@ def _divisors(length: int, world: int, wanted: set[int]) -> list[int]:
     divisors = [count for count in range(1, min(length, world) + 1) if length % count == 0 and world % count == 0]
     # Distances are ratios: from 4, the counts 2 and 8 are equally near.
     return sorted(divisors, key=lambda count: min(abs(log2(count / want)) for want in wanted))[:6]
-
-
-def _distances(operator: Rule, counts: Mapping[str, int], given: Mapping[str, set[int]]) -> Iterator[float]:
-    for name in operator.order:
-        for want in given.get(name, {1}):
-            yield abs(log2(counts.get(name, 1) / want))
 
 
 # Operators and strategies: from how an operator's inputs are sharded to the layouts and collectives that follow.

@@ -353,8 +353,7 @@ class _Parts:
             self._pass(self._give_up)
             # A circle of parts that wait for each other: the compiler opens it at the first part that holds anything.
             if len(self.walk.steps) == done:
-                part = next(part for part in self.open if self.walk.state[part] is not None)
-                self._gather(part)
+                self.walk.go('all_gather', [next(filter(None, map(self.walk.state.__getitem__, self.open)))])
 
     def _slice_and_take(self) -> bool:
         """Slices once, then whatever is taken; whether it did anything."""
@@ -394,11 +393,6 @@ class _Parts:
         held = self.walk.state[part]
         if held is not None and held not in self.end:
             self.walk.go('all_gather', (held,))
-
-    def _gather(self, part: int) -> None:
-        axis = self.walk.state[part]
-        if axis is not None:
-            self.walk.go('all_gather', (axis,))
 
 
 # Redistribution: the steps that bring a tensor from one layout into another, forward and backward.

@@ -143,20 +143,6 @@ MOST_ELEMENTS: Final = 2**56
 NETWORK: Final[Key] = ('workload', 'network')
 
 
-def network_fits(model: Network, asked: Asked) -> Iterator[Problem]:
-    """Everything that does not fit, each at the key to change; strategies are tried when they are lowered."""
-    # Shapes are found by name: with two layers of one name they would blame the wrong one.
-    clashes = list(_names(model))
-    yield from clashes
-    if not model.is_graph:
-        yield from _chain(asked, model)
-        return
-    if _sample_is_told(model) and not clashes:
-        yield from _graph(asked, model)
-    elif not clashes:
-        yield _untold(model)
-
-
 def _names(model: Network) -> Iterator[Problem]:
     # The input, target, labels and loss are tensors of every program.
     taken = set(RESERVED)
@@ -200,11 +186,6 @@ def _by_class(asked: Asked) -> Iterator[Problem]:
 
 
 # graphs of operators
-
-
-def _sample_is_told(model: Network) -> bool:
-    """Tokens have no features that a dense layer could tell."""
-    return bool(model.input or (model.dense and not isinstance(model.layers[0], linear.Embedding)))
 
 
 def _untold(model: Network) -> Problem:
@@ -369,5 +350,13 @@ class Network(Model):
         return ('workload', self.key, 'layers', place, self.layers[place].key, *((key,) if key else ()))
 
     def problems(self, asked: Asked) -> Iterator[Problem]:
-        """Names, shapes, the loss and the data."""
-        return network_fits(self, asked)
+        """Everything that does not fit, each at the key to change; strategies are tried when they are lowered."""
+        # Shapes are found by name: with two layers of one name they would blame the wrong one.
+        clashes = list(_names(self))
+        yield from clashes
+        if not self.is_graph:
+            yield from _chain(asked, self)
+        elif not clashes:
+            # Tokens have no features that a dense layer could tell.
+            is_told = self.input or (self.dense and not isinstance(self.layers[0], linear.Embedding))
+            yield from _graph(asked, self) if is_told else [_untold(self)]

@@ -1,27 +1,14 @@
-"""Keys that layers share: names, what they read, how they are split."""
+"""Types of keys that layers share: names, what they read, how they are split."""
 
 from typing import Annotated
 
 from pydantic import AliasChoices, Field
 
 # The limits keep every size of a tensor below 2⁶² bytes, so that no count overflows.
-Name = Annotated[
-    str,
-    Field(
-        max_length=40,
-        pattern='^[A-Za-z0-9_-]*$',
-        examples=['matmul'],
-        description='in traces and programs: letters, digits, _ and -; made from the kind unless given',
-    ),
-]
+Name = Annotated[str, Field(max_length=40, pattern='^[A-Za-z0-9_-]*$')]
 Of = Annotated[
-    str,
-    Field(
-        max_length=40,
-        pattern='^[A-Za-z0-9_-]*$',
-        examples=['norm1'],
-        description='the layer that it reads, or x, the input; the one before it unless given',
-    ),
+    Name,
+    Field(examples=['norm1'], description='the layer that it reads, or x, the input; the one before it unless given'),
 ]
 Pair = Annotated[
     tuple[Annotated[str, Field(max_length=40, pattern='^[A-Za-z0-9_-]+$')], ...],
@@ -44,7 +31,6 @@ SplitCounts = tuple[Annotated[int, Field(ge=1, le=2**20)], ...]
 """Into how many slices each dim of a tensor is split."""
 Strategy = tuple[SplitCounts, ...]
 """Into how many slices each dim of each input of an operator is split."""
-One = Annotated[Strategy, Field(max_length=1, description='slices of what it reads, e.g. [[2, 4]]; empty: as it lies')]
 Aliases = tuple[
     Annotated[
         str, Field(max_length=400, pattern=r'^[A-Za-z0-9_]+(\+[A-Za-z0-9_]+)*$', examples=['dp', 'dp+sp', 'none'])
@@ -59,14 +45,4 @@ Layouts = Annotated[
         examples=[[['dp', 'mp'], ['mp', 'none']]],
         description='in place of strategy: for each dim the axes of device_matrix that split it, joined by +, or none',
     ),
-]
-Recomputed = Annotated[
-    bool, Field(description='its result is made again in the backward instead of kept, where the backward needs it')
-]
-Stage = Annotated[
-    int | None, Field(ge=0, le=2**12, description='stage of the pipeline, from this layer on; none: as before')
-]
-Fused = Annotated[
-    int | None,
-    Field(ge=0, le=2**20, description='for fusion ids: its messages are fused with those of equal id; 0: not'),
 ]

@@ -204,15 +204,18 @@ class Local(Protocol):
         """The partition whose ranks hold the slices of a dim; empty: the dim is unsharded."""
 
 
+def given(**told: Attribute) -> Mapping[str, Attribute]:
+    """Those attributes that say anything: that are neither false, nor 0, nor empty."""
+    return {key: value for key, value in told.items() if value}
+
+
 def placed(local: Local, layout: TensorLayout, dim: int) -> Attributes:
     """What a kernel must know to tell the places of a rank's tokens: nothing where it has all of them.
 
     Arguments: ``dim`` of the sequence.
     """
     partition = local.partition(layout, dim)
-    if not partition:
-        return {}
-    return {'partition': partition, **({'balanced': local.balanced} if local.balanced else {})}
+    return given(partition=partition, balanced=local.balanced) if partition else {}
 
 
 def unary(
@@ -267,7 +270,7 @@ def packed(documents: int | Sequence[int], sequence: int) -> tuple[int, ...]:
 
 def told(documents: Sequence[int]) -> Attributes:
     """What a kernel must know; nothing where nothing is packed."""
-    return {'documents': text(documents)} if documents else {}
+    return given(documents=text(documents))
 
 
 def dims_of(documents: Sequence[int]) -> dict[str, int]:

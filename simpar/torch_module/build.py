@@ -170,21 +170,15 @@ class Builder:
         self.names[id(node)] = self.names[id(view)]
 
     def _product(self, node: Node, x: str, weight: Node, bias: Node | None, inputs: int) -> None:
-        held, part = self._part(weight) or ('', None)
         shape = weight.shapes[0]
-        bias_name = ''
-        if bias is not None:
-            of, which = self._part(bias) or ('', None)
-            bias_name = self._named(of, which)
-            # A bias behind a sum over ranks is found by its name.
-            if not bias_name.partition('@')[0].endswith('.bias') or '@' in bias_name:
-                product = self._add(node, 'linear', [x], suffix='/product', weight=self._named(held, part), bias='',
-                                    outputs=shape[inputs], inputs=shape[1 - inputs],
-                                    transposed=bool(inputs))  # fmt: skip
-                self._plus(node, product, bias_name, bias.shapes[0])
-                return
-        self._add(node, 'linear', [x], weight=self._named(held, part), bias=bias_name, outputs=shape[inputs],
-                  inputs=shape[1 - inputs], transposed=bool(inputs))  # fmt: skip
+        bias_name = '' if bias is None else self._named(*(self._part(bias) or ('', None)))
+        # A bias behind a sum over ranks is found by its name.
+        apart = bias if '@' in bias_name or not bias_name.endswith('.bias') else None
+        product = self._add(node, 'linear', [x], suffix='/product' if apart else '',
+                            weight=self._named(*(self._part(weight) or ('', None))), bias='' if apart else bias_name,
+                            outputs=shape[inputs], inputs=shape[1 - inputs], transposed=bool(inputs))  # fmt: skip
+        if apart:
+            self._plus(node, product, bias_name, apart.shapes[0])
 
     def _plus(self, node: Node, product: str, bias: str, shape: tuple[int, ...]) -> None:
         names = tuple(f'd{dim}' for dim in range(len(node.shapes[0])))
@@ -219,8 +213,8 @@ class Builder:
             'dtype': '' if node.floating else node.dtype,
             'same': call.same(),
             'summed': _summed(node, row.price),
-            'weights': call.weights(dims),
-            'constants': call.constants(dims),
+            'weights': call.holds('weight', dims),
+            'constants': call.holds('constant', dims),
         }
         self._add(node, 'call', call.reads, spec=spec)
         self.names[id(original)] = self.names[id(node)]
@@ -250,7 +244,8 @@ class Builder:
         full = [('d0', *('' for _ in first.shapes[0][1:]))]
         dims = Dims((), ())
         spec: Spec = {'calls': call.text(), 'reads': full, 'dims': names, 'fixed': names[1:], 'rows': call.rows,
-                      'saves': 'nothing', 'weights': call.weights(dims), 'constants': call.constants(dims)}  # fmt: skip
+                      'saves': 'nothing', 'weights': call.holds('weight', dims),
+                      'constants': call.holds('constant', dims)}  # fmt: skip
         node.kind = 'samples'
         node.shapes = ((export.COUNTS[0], *node.shapes[0][1:]), (export.COUNTS[1], *node.shapes[1][1:]))
         self._add(node, 'call', call.reads, spec=spec)
@@ -570,32 +565,23 @@ class Call:
 
     # what it holds
 
-    def _dims_of(self, dims: Dims, wanted: Node, kind: str) -> tuple[str, ...]:
-        places = [place for place, (of, node) in enumerate(self.order) if node is wanted and of == kind]
-        return dims.inputs[places[0]] if places else ()
-
-    def weights(self, dims: Dims) -> list[Spec]:
-        """Weights that it reads, directly or through other calls."""
-        return [
-            self._told(node, self._dims_of(dims, node, 'weight'), self.builder.weight(node))
-            for node in self._of('weight')
-        ]
-
-    def constants(self, dims: Dims) -> list[Spec]:
-        """Constants that it reads."""
+    def holds(self, kind: str, dims: Dims) -> list[Spec]:
+        """Weights, or constants, that it reads, directly or through other calls."""
         made = []
-        for node in self._of('constant'):
-            name, shape = self.builder.constants.named(node)
-            told = self._told(node, self._dims_of(dims, node, 'constant'), name)
-            made.append({**told, 'shape': shape, 'dtype': '' if node.floating else node.dtype})
+        for node in self._of(kind):
+            of_weight = kind == 'weight'
+            name, shape = (
+                (self.builder.weight(node), node.shapes[0]) if of_weight else self.builder.constants.named(node)
+            )
+            places = [place for place, one in enumerate(self.order) if one == (kind, node)]
+            names = dims.inputs[places[0]] if places else ('',) * len(node.shapes[0])
+            made.append({'name': name, 'given': f'given:{name}', 'shape': shape, 'dims': names})
+            if not of_weight:
+                made[-1]['dtype'] = '' if node.floating else node.dtype
         return made
 
     def _of(self, kind: str) -> list[Node]:
         return [node for node in self.held if node.kind == kind]
-
-    def _told(self, node: Node, names: tuple[str, ...], name: str) -> Spec:
-        shape = node.shapes[0]
-        return {'name': name, 'given': f'given:{name}', 'shape': shape, 'dims': names or ('',) * len(shape)}
 
     def text(self) -> str:
         """The calls as a kernel reads them: weights before constants."""

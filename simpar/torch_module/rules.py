@@ -99,7 +99,7 @@ def expanded(call: Arguments, result: Shape) -> Dims:
 
 
 def repeated(call: Arguments, result: Shape) -> Dims:
-    """Dims that are repeated stay unsharded."""
+    """Dims that are repeated, or padded, stay unsharded."""
     (x,) = tensors(call)
     names = named(len(result))
     behind = len(result) - len(x.shape)
@@ -147,14 +147,6 @@ def stacked(call: Arguments, result: Shape) -> Dims:
     names = named(len(result))
     own = names[:dim] + names[dim + 1 :]
     return Dims(tuple(own for _ in tensors(call)), (*names[:dim], ONE, *names[dim + 1 :]))
-
-
-def padded(call: Arguments, result: Shape) -> Dims:
-    """The last dims are padded and stay unsharded."""
-    (x,) = tensors(call)
-    names = named(len(result))
-    longer = tuple(name for name, length, made in zip(names, x.shape, result, strict=True) if length != made)
-    return Dims((names,), names, longer)
 
 
 def normalised(call: Arguments, result: Shape) -> Dims:
@@ -272,7 +264,7 @@ def by_sample(call: Arguments, result: Shape) -> Dims:
 RULES: Final[Mapping[str, Rule]] = {
     rule.__name__: rule
     for rule in (
-        elementwise, permuted, reshaped, expanded, repeated, reduced, selected, stacked, padded, normalised, multiplied,
+        elementwise, permuted, reshaped, expanded, repeated, reduced, selected, stacked, normalised, multiplied,
         projected, einsum, attention, image, pooled, by_channel, looked_up, indexed, gathered,
     )
 }  # fmt: skip

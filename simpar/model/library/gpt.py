@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -176,10 +176,8 @@ ACTIVATIONS: Final[Mapping[str, type[base.Operator]]] = {kind.key: kind for kind
 
 def decoder_nodes(model: Transformer) -> Iterator[Node]:
     """All operators; embedding and position stand before the layers, norm and head behind them."""
-    before = 'embedding'
-    for node in _before_layers(model):
-        yield node
-        before = node.name
+    table = linear.Embedding(vocab=model.padded_vocab, width=model.hidden)
+    before = yield from _embedded(model, 'embedding', table, TOKENS, -1)
     for layer in range(model.layers):
         block = _Block(model, layer, layer)
         yield from block.layer_of(before)
@@ -200,13 +198,9 @@ def _head(model: Transformer, before: str, ending: str) -> Iterator[Node]:
     own = 'embedding.weight' if model.tied else 'head.weight' if ending else ''
     head = linear.Product(outputs=(model.padded_vocab,), inputs=(model.hidden,), bias='head' in model.bias, weight=own,
                    gathers=True, what=VOCABULARY)  # fmt: skip
-    yield Node(f'head{ending}', head, (before,), model.blocks)
-    before = f'head{ending}'
-    if model.logit_scale != 1:
-        yield Node(f'head{ending}.scaled', Mul(factor=model.logit_scale), (before,), model.blocks)
-        before = f'head{ending}.scaled'
-    if model.logit_softcap:
-        yield Node(f'logits{ending}', Softcap(cap=model.logit_softcap), (before,), model.blocks)
+    cap = Softcap(cap=model.logit_softcap) if model.logit_softcap else None
+    scaled = (f'head{ending}.scaled', _factor(model.logit_scale))
+    yield from _in_turn(before, model.blocks, (f'head{ending}', head), scaled, (f'logits{ending}', cap))
 
 
 def _further(model: Transformer, depth: int, hidden: str) -> Iterator[Node]:
@@ -215,17 +209,10 @@ def _further(model: Transformer, depth: int, hidden: str) -> Iterator[Node]:
     Arguments: ``depth``, how many tokens further it looks; ``hidden``, what the norm of the one before gives.
     """
     block = _Block(model, model.layers + depth - 1, model.layers - 1)
-    before = f'layer{block.layer}.embedding'
     # Outside of the module: its recomputation does not embed again.
     table = linear.TiedEmbedding(vocab=model.padded_vocab, width=model.hidden, weight='embedding.weight')
-    yield Node(before, table, (f'{TOKENS}{AHEAD}{depth}',), model.blocks)
-    if model.embedding_scale != 1:
-        yield Node(f'{before}.scaled', Mul(factor=model.embedding_scale), (before,), model.blocks)
-        before = f'{before}.scaled'
-    if model.dropout:
-        drop = Dropout(probability=model.dropout, site=f'layer{block.layer}.embedding')
-        yield Node(f'{drop.site}.dropout', drop, (before, KEYS), model.blocks, f'{drop.site}.dropped')
-        before = f'{drop.site}.dropout'
+    name, source = f'layer{block.layer}.embedding', f'{TOKENS}{AHEAD}{depth}'
+    before = yield from _embedded(model, name, table, source, model.blocks)
     yield block.node('enorm', _norm(model), before)
     yield block.node('hnorm', _norm(model), hidden)
     yield block.node('concat', shape.Concat(), '.enorm', '.hnorm')
@@ -235,24 +222,36 @@ def _further(model: Transformer, depth: int, hidden: str) -> Iterator[Node]:
     yield block.node('final_norm', _norm(model), '.residual2')
 
 
-def _before_layers(model: Transformer) -> Iterator[Node]:
-    """Embedding, its factor and norm, position, dropout."""
-    before = 'embedding'
-    yield Node(before, linear.Embedding(vocab=model.padded_vocab, width=model.hidden), (TOKENS,), -1)
-    if model.embedding_scale != 1:
-        yield Node('embedding.scaled', Mul(factor=model.embedding_scale), (before,), -1)
-        before = 'embedding.scaled'
-    if model.embedding_norm:
-        yield Node('embedding.norm', _norm(model), (before,), -1)
-        before = 'embedding.norm'
+def _embedded(
+    model: Transformer, name: str, table: base.Operator, source: str, layer: int
+) -> Generator[Node, None, str]:
+    """A table's rows, their factor and norm, positions, dropout; returns the name of the last."""
+    scaled, normed = (f'{name}.scaled', _factor(model.embedding_scale)), _norm(model) if model.embedding_norm else None
+    before = yield from _in_turn(source, layer, (name, table), scaled, (f'{name}.norm', normed))
     if model.position == 'learned':
-        yield Node('position', Position(rows=model.positions, documents=model.packed), (before,), -1, 'position.added')
+        added = Position(rows=model.positions, documents=model.packed)
+        yield Node('position', added, (before,), layer, 'position.added')
         before = 'position'
     if model.dropout:
         # Masks are drawn for a place in the model: the name of what is dropped.
-        site = 'position' if model.position == 'learned' else 'embedding'
+        site = 'position' if model.position == 'learned' else name
         drop = Dropout(probability=model.dropout, site=site)
-        yield Node(f'{site}.dropout', drop, (before, KEYS), -1, f'{site}.dropped')
+        yield Node(f'{site}.dropout', drop, (before, KEYS), layer, f'{site}.dropped')
+        before = f'{site}.dropout'
+    return before
+
+
+def _in_turn(before: str, layer: int, *parts: tuple[str, base.Operator | None]) -> Generator[Node, None, str]:
+    """Those operators that are there, each reading the one before; returns the name of the last."""
+    for name, operator in parts:
+        if operator is not None:
+            yield Node(name, operator, (before,), layer)
+            before = name
+    return before
+
+
+def _factor(value: float) -> Mul | None:
+    return Mul(factor=value) if value != 1 else None
 
 
 def _norm(model: Transformer) -> base.Operator:
@@ -270,10 +269,17 @@ class _Block:
 
     def node(self, name: str, operator: base.Operator, *reads: str, result: str = '') -> Node:
         """A node whose name and reads stand in this layer, if they are not those of others."""
-        own = f'layer{self.layer}.'
-        # A dot in front stands for this layer.
-        told = tuple(read.replace('.', own, 1) if read.startswith('.') else read for read in reads)
-        return Node(f'{own}{name}', operator, told, self.layer, f'{own}{result}' if result else '')
+        return Node(self.own(f'.{name}'), operator, tuple(map(self.own, reads)), self.layer,
+                    self.own(f'.{result}') if result else '')  # fmt: skip
+
+    def own(self, name: str) -> str:
+        """The name of a node; a dot in front stands for this layer."""
+        return f'layer{self.layer}{name}' if name.startswith('.') else name
+
+    def in_turn(self, before: str, *parts: tuple[str, base.Operator | None]) -> Generator[Node, None, str]:
+        """Operators of this layer that are there, each reading the one before; returns the name of the last."""
+        named = ((self.own(f'.{name}'), operator) for name, operator in parts)
+        return (yield from _in_turn(self.own(before), self.layer, *named))
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -290,19 +296,16 @@ class _Block:
         model, heads = self.model, self.model.heads_of(self.like)
         if model.pre_norms:
             yield self.node('norm1', _norm(model), x)
-        before, source = self.result_of('qkv'), '.norm1' if model.pre_norms else x
+        source = '.norm1' if model.pre_norms else x
         if model.kv_lora_rank:
             yield from (self.node(name, operator, *reads) for name, operator, reads in latent_parts(model, heads))
         else:
             yield from self.together(heads, source)
-        if model.qk_norm:
-            yield self.node(
-                'qk_norm', mha.QkNorm(heads=heads, epsilon=model.norm_epsilon, whole=model.qk_norm == 'whole'), before
-            )
-            before = '.qk_norm'
-        if (rotation := model.rotation_of(self.like)) and not model.kv_lora_rank:
-            yield self.node('rotary', mha.Rotary(heads=heads, rotation=rotation), before)
-            before = '.rotary'
+        normed = mha.QkNorm(heads=heads, epsilon=model.norm_epsilon, whole=model.qk_norm == 'whole')
+        rotation = None if model.kv_lora_rank else model.rotation_of(self.like)
+        turned = mha.Rotary(heads=heads, rotation=rotation) if rotation else None
+        optional = (('qk_norm', normed if model.qk_norm else None), ('rotary', turned))
+        before = yield from self.in_turn(self.result_of('qkv'), *optional)
         if model.attention == 'unfused':
             yield from self.unfused(heads, before)
         else:
@@ -344,16 +347,13 @@ class _Block:
     def unfused(self, heads: mha.Heads, qkv: str) -> Iterator[Node]:
         """Scores, softmax, dropout and the product with the values, each through memory."""
         name = f'layer{self.layer}.attention'
-        yield self.node('attention.scores', mha.AttentionScores(heads=heads, values=name), qkv)
-        kept = '.attention.scores'
-        if heads.softcap:
-            yield self.node('attention.capped', Softcap(cap=heads.softcap), kept)
-            kept = '.attention.capped'
-        if heads.alibi:
-            yield self.node('attention.biased', mha.Alibi(heads=heads.count), kept)
-            kept = '.attention.biased'
-        yield self.node('attention.softmax', mha.CausalSoftmax(window=heads.window, documents=heads.documents), kept)
-        kept = '.attention.softmax'
+        kept = yield from self.in_turn(
+            qkv,
+            ('attention.scores', mha.AttentionScores(heads=heads, values=name)),
+            ('attention.capped', Softcap(cap=heads.softcap) if heads.softcap else None),
+            ('attention.biased', mha.Alibi(heads=heads.count) if heads.alibi else None),
+            ('attention.softmax', mha.CausalSoftmax(window=heads.window, documents=heads.documents)),
+        )
         if self.model.dropout:
             drop = Dropout(probability=self.model.dropout, site=name)
             yield self.node('attention.dropout', drop, kept, KEYS, result='attention.dropped')
@@ -397,13 +397,10 @@ class _Block:
 
     def added(self, name: str, x: str, number: str, bias_of: str = '') -> Iterator[Node]:
         """A norm behind one half of a layer if there is one, and their sum with x."""
-        model, branch = self.model, self.result_of(name)
-        if model.post_norms:
-            yield self.node(f'post_norm{number}', _norm(model), branch)
-            branch = f'.post_norm{number}'
-        if model.residual_scale != 1:
-            yield self.node(f'scaled{number}', Mul(factor=model.residual_scale), branch)
-            branch = f'.scaled{number}'
+        model = self.model
+        normed, scaled = _norm(model) if model.post_norms else None, _factor(model.residual_scale)
+        parts = ((f'post_norm{number}', normed), (f'scaled{number}', scaled))
+        branch = yield from self.in_turn(self.result_of(name), *parts)
         yield self.node(f'residual{number}', Residual(bias_of=bias_of, dropout=model.dropout), x, branch, *self.keys)
 
 
@@ -655,7 +652,6 @@ class Transformer(Model):
     def problems(self, asked: Asked) -> Iterator[Problem]:
         """Widths, heads, the loss, the data and degrees."""
         return chain(
-            _sizes(self),
             _parts(self),
             conflicts_of('transformer', model=self, asked=asked),
             latent_problems(self),
@@ -670,21 +666,19 @@ def _nodes(model: Transformer) -> tuple[Node, ...]:
     return tuple(decoder_nodes(model))
 
 
-def _sizes(model: Transformer) -> Iterator[Problem]:
-    if not model.head_dim and not model.kv_lora_rank and model.hidden % model.heads:
+def _parts(model: Transformer) -> Iterator[Problem]:
+    """What of its sizes, and of the keys of its parts, does not fit together."""
+    is_misfit = not model.head_dim and not model.kv_lora_rank and model.hidden % model.heads
+    if is_misfit:
         what = f'{model.hidden} does not divide by heads {model.heads}'
         yield Problem((*FILE, 'hidden'), what, multiple(model.hidden, model.heads))
     if model.heads % model.key_value_heads:
         what = f'{model.key_value_heads} does not divide heads {model.heads}'
         yield Problem((*FILE, 'kv_heads'), what, f'write one of {divisors(model.heads)}')
-
-
-def _parts(model: Transformer) -> Iterator[Problem]:
-    """What of the keys of its parts does not fit together."""
     if not isinstance(model.documents, int) and sum(model.documents) != model.sequence:
         what = f'documents of {sum(model.documents)} tokens in all, but a sample has {model.sequence}'
         yield Problem((*FILE, 'documents'), what, f'write lengths that add up to {model.sequence}, or one for all')
-    if not model.head_dim and not model.kv_lora_rank and model.hidden % model.heads:
+    if is_misfit:
         # Told already; features of a head are not known.
         return
     yield from rope_problems(model)

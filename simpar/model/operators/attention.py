@@ -7,7 +7,7 @@ from typing import Final
 
 from simpar.layout import ONE, Rule, TensorLayout, operators, size_of
 from simpar.model.operators import base, norm, stream
-from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, dims_of, placed, seen, told
+from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, dims_of, given, placed, seen, told
 from simpar.model.ops import told as told_of
 from simpar.model.primitive import Primitive, Shape, ShardCounts, Strategy, Use, dim_names
 from simpar.program import Attribute
@@ -70,17 +70,15 @@ class Heads:
     def told(self, local: Local) -> Attributes:
         """What a kernel must know."""
         # Heads of a whole sequence see its tokens in the order in which context ranks hold them.
-        order = {'balanced': local.balanced} if local.balanced else {}
-        return {**self.told_of(self.held(local.layout('qkv'))), **order}
+        return {**self.told_of(self.held(local.layout('qkv'))), **given(balanced=local.balanced)}
 
     def told_of(self, held: Attributes) -> dict[str, Attribute]:
         """The same of given heads.
 
         Arguments: ``held``, which heads a rank has.
         """
-        more = {'window': self.window, 'scale': self.scale, 'softcap': self.softcap}
-        known = {key: value for key, value in more.items() if value}
-        return {**held, 'causal': self.causal, **known, **told(self.documents)}
+        more = given(window=self.window, scale=self.scale, softcap=self.softcap)
+        return {**held, 'causal': self.causal, **more, **told(self.documents)}
 
     def held(self, layout: TensorLayout) -> Attributes:
         """Which heads a rank has, from the layout of ``qkv``."""
@@ -285,8 +283,7 @@ class AttentionScores(base.Sharded):
 
 def slopes(local: Local, heads: int, rows: TensorLayout) -> Attributes:
     """What a kernel must know to add ALiBi. Arguments: ``heads`` of all ranks; ``rows``, a layout [batch, heads, …]."""
-    partition = local.partition(rows, 1)
-    return {'alibi': heads, **({'partition': partition} if partition else {})}
+    return {'alibi': heads, **given(partition=local.partition(rows, 1))}
 
 
 class OfScores(base.SameShape):
@@ -372,12 +369,10 @@ class CausalSoftmax(OfScores):
     def ops(self, local: Local) -> Ops:
         """About five operations an element forward, four backward."""
         elements = local.elements('x')
-        window: Attributes = {'window': self.window} if self.window else {}
-        order: Attributes = {'balanced': local.balanced} if local.balanced else {}
         # Context ranks may have the scores of their own tokens alone.
         rows = local.partition(local.layout('x'), len(local.shape('x')) - 2)
-        own: Attributes = {'partition': rows} if rows else {}
-        known: Attributes = {'causal': True, **window, **told(self.documents), **order, **own}
+        own = given(balanced=local.balanced, partition=rows)
+        known = {'causal': True, **given(window=self.window), **told(self.documents), **own}
         return Ops(
             F=Work('softmax', ('x',), ('y',), flops=5 * elements, attributes=known),
             I={'x': Work('softmax', ('dy', 'y'), flops=4 * elements)},
@@ -454,10 +449,9 @@ class Rotation:
         return {
             'rotated': self.features,
             'theta': self.theta,
-            **({'scaling': ' '.join(map(repr, self.scaling))} if self.scaling else {}),
-            **({'factors': ' '.join(map(repr, self.factors))} if self.factors else {}),
+            **given(scaling=' '.join(map(repr, self.scaling)), factors=' '.join(map(repr, self.factors))),
             **({'magnitude': self.magnitude} if self.magnitude != 1 else {}),
-            **({'interleaved': True} if self.interleaved else {}),
+            **given(interleaved=self.interleaved),
         }
 
 
@@ -538,7 +532,7 @@ class QkNorm(base.SameShape, base.Trained, base.Unary):
     def ops(self, local: Local) -> Ops:
         """As of RMSNorm; the backward reads x and one number of each head that is normalised."""
         heads, x, layout = self.heads, local.shape('x'), local.layout('x')
-        told: Attributes = {**heads.held(layout), 'epsilon': self.epsilon, **({'whole': True} if self.whole else {})}
+        told: Attributes = {**heads.held(layout), 'epsilon': self.epsilon, **given(whole=self.whole)}
         share = (heads.queries + 1) / (heads.queries + 2)
         elements = share * local.elements('x')
         # Values are neither read nor written: x and y count without them, the backward reads dy too.

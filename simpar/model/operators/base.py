@@ -9,17 +9,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from inspect import get_annotations
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar, get_type_hints
 
+from simpar import files
+from simpar import keys as described
 from simpar.layout import Rule
-from simpar.model.keys import Aliases, Fused, Layouts, Name, Of, One, Pair, Recomputed, SplitCounts, Stage, Strategy
+from simpar.model.keys import Aliases, Layouts, Name, Of, Pair, SplitCounts, Strategy
 from simpar.model.ops import Load, Local, Ops, Parameter
 from simpar.model.primitive import Call, Pricing, Primitive, Shape
 
 T = TypeVar('T', bound='Operator')
 PLAIN: Final = Call()
 """No attributes."""
+
+_FIELDS: Final = {
+    row['key']: described.Row(**{column: row.get(column, '') for column in described.Row._fields}).field
+    for row in files.read_csv(Path(__file__).with_name('keys.csv'))
+}
+"""Limits, examples and meaning of keys, by ``operator.key``, or by the key where all operators mean the same."""
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -51,9 +60,16 @@ def operator(kind: type[T]) -> type[T]:
             shared.setdefault(name, hint)
     own = get_annotations(kind)
     first = {name: hint for name, hint in own.items() if name not in shared}
-    kind.__annotations__ = {**first, **shared, **own}
+    kind.__annotations__ = {name: _typed(kind, name, hint) for name, hint in {**first, **shared, **own}.items()}
     # What `Operator` has for all is not made again for each: that takes longer than anything else of an import.
     return dataclass(frozen=True, kw_only=True, eq=False, repr=False)(kind)
+
+
+def _typed(kind: type[T], name: str, hint: Any) -> Any:
+    """The type of a key with what the table says of it: of the operator, of the one that it is a form of, or of all."""
+    owners = (f'{base.key}.' for base in kind.__mro__ if issubclass(base, Operator) and 'key' in vars(base))
+    found = next((_FIELDS[f'{owner}{name}'] for owner in (*owners, '') if f'{owner}{name}' in _FIELDS), None)
+    return Annotated[hint, found] if found else hint
 
 
 @cache
@@ -106,10 +122,6 @@ class Operator(ABC):
     """Under which files have it."""
     primitives: ClassVar[Mapping[str, Primitive]]
     """By the operator of its op classes in the forward, the primitive that it is to MindSpore or to our searches."""
-    inputs_told: ClassVar[str] = 'x'
-    """The inputs of its strategy, for the docs."""
-    unsharded: ClassVar[str] = ''
-    """What of them no strategy splits, for the docs."""
     lead: ClassVar[int] = 0
     """Which of the inputs in its strategy is the first value that it reads."""
     splits_result: ClassVar[int] = 0
@@ -117,8 +129,8 @@ class Operator(ABC):
     roles: ClassVar[tuple[str, ...]] = ('x',)
     """The roles of what it reads, in its ops."""
 
-    pipeline_stage: Stage = None
-    recompute: Recomputed = False
+    pipeline_stage: int | None = None
+    recompute: bool = False
     name: Name = ''
 
     def __eq__(self, other: object) -> bool:
@@ -151,7 +163,7 @@ class Operator(ABC):
         return ()
 
     @property
-    def comm_fusion(self) -> Fused:
+    def comm_fusion(self) -> int | None:
         """Its messages are fused with those of equal id; none: the plan says."""
         return None
 
@@ -247,7 +259,7 @@ class SameShape(Operator):
 class Sharded(Operator):
     """An operator that takes a strategy; without one it lies as its input does, as far as that can be."""
 
-    strategy: One = ()
+    strategy: Strategy = ()
     layout: Layouts = ()
 
 
@@ -277,7 +289,7 @@ class Binary(Operator):
 class Trained(Sharded):
     """An operator that has parameters."""
 
-    comm_fusion: Fused = None
+    comm_fusion: int | None = None
 
     @property
     def has_own(self) -> bool:

@@ -9,7 +9,7 @@ from simpar.keys import described
 from simpar.layout import ONE, Rule, TensorLayout, size_of
 from simpar.model.keys import Aliases, SplitCounts
 from simpar.model.operators import base, stream
-from simpar.model.ops import Attributes, Kept, Load, Local, Ops, Parameter, Work
+from simpar.model.ops import Attributes, Kept, Load, Local, Ops, Parameter, Work, given
 from simpar.model.primitive import Primitive, Shape, dim_names
 
 # The router of a mixture of experts: which tokens go to which experts, with which weights, and its auxiliary loss.
@@ -68,13 +68,11 @@ class Experts:
     @property
     def told(self) -> Attributes:
         """What kernels must know of how tokens choose."""
-        grouped: Attributes = {
-            'groups': self.groups, 'group_top_k': self.group_top_k, 'group_scores': self.group_scores
-        }  # fmt: skip
+        grouped = given(groups=self.groups, group_top_k=self.group_top_k, group_scores=self.group_scores)
         return {
             'top_k': self.top_k,
             'score': self.score,
-            **({'normalise': True} if self.normalise else {}),
+            **given(normalise=self.normalise),
             **({'factor': self.scaling_factor} if self.scaling_factor != 1 else {}),
             **(grouped if self.groups > 1 else {}),
         }
@@ -187,7 +185,7 @@ class Balance(base.Operator):
         """No gradient comes back by it: that of the loss is made from the logits."""
         return Ops(
             F=Work('balance', ('x', f'={self.map_of}'), ('y',), flops=6 * local.elements('x'),
-                   attributes={'score': self.experts.score, **({'together': True} if self.together else {})}),
+                   attributes={'score': self.experts.score, **given(together=self.together)}),
         )  # fmt: skip
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from simpar.layout import Rule, TensorLayout, operators, size_of
-from simpar.model.keys import Aliases, SplitCounts, Strategy, Width
+from simpar.model.keys import Aliases, SplitCounts, Width
 from simpar.model.operators.base import Binary, MisfitError, Sharded, Step, Unary, Weighted, operator, shown
 from simpar.model.operators.pointwise import Arithmetic
-from simpar.model.ops import Attributes, Local, Ops, Parameter, Work, slice_text
+from simpar.model.ops import Attributes, Local, Ops, Parameter, Work, given, slice_text
 from simpar.model.primitive import BOTH, Call, Main, Primitive, Shape, ShardCounts, Use, dim_names
 from simpar.model.primitive import Strategy as ShardStrategy
 
@@ -34,16 +34,11 @@ class Embedding(Weighted):
 
     key = 'embedding'
     primitives = {'embedding': Gathered('Gather', stops=True)}
-    inputs_told = 'weight [vocab, width], tokens'
     lead = 1
     roles = ('tokens',)
 
-    vocab: Annotated[Width, Field(description='tokens in the vocabulary')]
-    width: Annotated[Width, Field(description='features of a token')]
-    strategy: Annotated[
-        Strategy,
-        Field(max_length=2, description='slices of the weight and of the tokens, e.g. [[4, 1], [1, 1]]; empty: none'),
-    ] = ()
+    vocab: Width
+    width: Width
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """A row for each token."""
@@ -57,9 +52,8 @@ class Embedding(Weighted):
         """Rows of a weight; where it is split by rows, zeros for the tokens of others."""
         (weight,) = self.parameters(local.shape('y'))
         layout = local.inputs[0]
-        partition = local.partition(layout, 0)
         # Only a kernel whose rows are split must know which of them it has.
-        told: Attributes = {'partition': partition} if partition else {}
+        told = given(partition=local.partition(layout, 0))
         # Rows are read and written once; the backward reads the sum that it adds to besides.
         moved = 2.0 * local.size('y') + local.size('tokens')
         return Ops(
@@ -159,12 +153,21 @@ class Biased(Weighted, Unary):
     """A product of a weight [outputs, ...], and a bias for each output if there is one."""
 
     if TYPE_CHECKING:  # keys, in the words of each product
+        inputs: int
         outputs: int
         bias: bool
 
     def weight(self) -> Shape:
         """Shape of its weight."""
         raise NotImplementedError
+
+    def check(self, x: Shape, rank: int, takes: str, dims: str, counted: str) -> None:
+        """Raise ``MisfitError`` where what it reads has another rank, or another count of inputs in dim 1."""
+        if len(x) != rank:
+            what, remedy = f'reads values of {shown(x)} a sample, but {takes}', f'reshape: {{shape: [-1, {dims}]}}'
+            raise MisfitError('', what, f'put - {remedy} before it')
+        if self.inputs != x[1]:
+            raise MisfitError('in', f'{self.inputs} {counted}, but what it reads has {x[1]}', f'write {x[1]}')
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """Weight and bias."""
@@ -187,34 +190,18 @@ class Dense(Biased):
 
     key = 'dense'
     primitives = {'matmul': MatrixProduct('MatMul', 'matrix'), 'bias': BIAS_ADD}
-    inputs_told = 'x [rows, in], weight [in, out]'
     splits_result = 2
 
-    inputs: Annotated[Width, Field(alias='in', description='features of a sample')]
-    outputs: Annotated[Width, Field(alias='out', description='features of its result')]
-    bias: Annotated[bool, Field(description='adds a bias')] = True
-    strategy: Annotated[
-        Strategy,
-        Field(
-            max_length=2, description='slices of x [batch, in] and weight [in, out], as [[2, 4], [4, 1]]; empty: none'
-        ),
-    ] = ()
-    out_strategy: Annotated[
-        SplitCounts,
-        Field(max_length=2, description='slices of its result, where the sum over ranks is scattered; empty: not'),
-    ] = ()
-    out_layout: Annotated[
-        Aliases, Field(max_length=2, description='in place of out_strategy: the axes that split each dim of its result')
-    ] = ()
+    inputs: Annotated[Width, Field(alias='in')]
+    outputs: Annotated[Width, Field(alias='out')]
+    bias: bool = True
+    out_strategy: SplitCounts = ()
+    out_layout: Aliases = ()
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """Rows of outputs."""
         (x,) = reads
-        if len(x) != 2:
-            what = f'reads values of {shown(x)} a sample, but a dense layer takes rows of features'
-            raise MisfitError('', what, f'put - reshape: {{shape: [-1, {x[-1]}]}} before it')
-        if self.inputs != x[1]:
-            raise MisfitError('in', f'{self.inputs} features, but what it reads has {x[1]}', f'write {x[1]}')
+        self.check(x, 2, 'a dense layer takes rows of features', str(x[-1]), 'features')
         return (x[0], self.outputs)
 
     def axes(self, name: str, *reads: Shape) -> Rule:
@@ -363,22 +350,13 @@ class Conv2d(Biased):
 
     key = 'conv2d'
     primitives = {'conv2d': Convolution('Conv2D', 'matrix'), 'bias': BIAS_ADD}
-    inputs_told = 'x [batch, channels, height, width], weight [out, in, kernel, kernel]'
-    unsharded = 'all but the batch'
 
-    inputs: Annotated[Width, Field(alias='in', description='channels of an image')]
-    outputs: Annotated[Width, Field(alias='out', description='channels of its result')]
-    kernel: Annotated[int, Field(ge=1, le=2**10, description='height and width of the kernel')]
-    stride: Annotated[int, Field(ge=1, le=2**10, description='from one place of the kernel to the next')] = 1
-    padding: Annotated[int, Field(ge=0, le=2**10, description='zeros on every side of an image')] = 0
-    bias: Annotated[bool, Field(description='adds a bias to every channel')] = True
-    strategy: Annotated[
-        Strategy,
-        Field(
-            max_length=2,
-            description='slices of x and weight, of which the batch alone is split: [[8, 1, 1, 1], [1, 1, 1, 1]]',
-        ),
-    ] = ()
+    inputs: Annotated[Width, Field(alias='in')]
+    outputs: Annotated[Width, Field(alias='out')]
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    bias: bool = True
 
     def weight(self) -> Shape:
         """One kernel for each pair of channels."""
@@ -387,11 +365,8 @@ class Conv2d(Biased):
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """Images of other channels, height and width."""
         (x,) = reads
-        if len(x) != 4:
-            what = f'reads values of {shown(x)} a sample, but a convolution takes images [channels, height, width]'
-            raise MisfitError('', what, f'put - reshape: {{shape: [-1, {self.inputs}, height, width]}} before it')
-        if self.inputs != x[1]:
-            raise MisfitError('in', f'{self.inputs} channels, but what it reads has {x[1]}', f'write {x[1]}')
+        takes = 'a convolution takes images [channels, height, width]'
+        self.check(x, 4, takes, f'{self.inputs}, height, width', 'channels')
         most = min(x[2:]) + 2 * self.padding
         if self.kernel > most:
             what = f'{self.kernel} is larger than an image of {x[2]} × {x[3]} with a padding of {self.padding}'
@@ -454,15 +429,10 @@ class MatMul(Sharded, Binary):
 
     key = 'matmul'
     primitives = {'batch_matmul': BatchProduct('BatchMatMul', 'matrix', same_backward=True)}
-    inputs_told = 'a [batch..., m, k], b [batch..., k, n] (or transposed)'
     roles = ('a', 'b')
 
-    transpose_a: Annotated[bool, Field(description='the first is [batch..., k, m]')] = False
-    transpose_b: Annotated[bool, Field(description='the second is [batch..., n, k]')] = False
-    strategy: Annotated[
-        Strategy,
-        Field(max_length=2, description='slices of both, e.g. [[2, 4, 1, 1], [2, 4, 1, 1]]; empty: as the first lies'),
-    ] = ()
+    transpose_a: bool = False
+    transpose_b: bool = False
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """[batch..., m, n]."""

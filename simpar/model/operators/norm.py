@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 from pydantic import Field
 
 from simpar.layout import Rule, TensorLayout, operators
-from simpar.model.keys import Strategy
 from simpar.model.operators.base import SameShape, Sharded, Trained, Unary, operator
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, unary
 from simpar.model.primitive import Call, Compat, Main, Primitive, Shape, ShardCounts, Use, divisible
@@ -108,13 +107,7 @@ class LayerNorm(Norm):
     key = 'layer_norm'
     primitives = {'norm': Normalised('LayerNorm')}
     operator, kept, flops = 'norm', ('mean', 'rstd'), (8, 12, 4)
-    inputs_told = 'x, gain, bias'
-    unsharded = 'last dim'
 
-    strategy: Annotated[
-        Strategy,
-        Field(max_length=3, description='slices of x, gain and bias, e.g. [[4, 1], [1], [1]]; empty: as x lies'),
-    ] = ()
     epsilon: Epsilon = EPSILON
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
@@ -140,12 +133,7 @@ class RmsNorm(Norm):
     key = 'rms_norm'
     primitives = {'rms_norm': RmsNormalised('RmsNorm')}
     operator, kept, flops = 'rms_norm', ('rstd',), (5, 9, 3)
-    inputs_told = 'x, gain'
-    unsharded = 'last dim'
 
-    strategy: Annotated[
-        Strategy, Field(max_length=2, description='slices of x and gain, e.g. [[4, 1], [1]]; empty: as x lies')
-    ] = ()
     epsilon: Epsilon = EPSILON
 
 
@@ -155,7 +143,6 @@ class Softmax(SameShape, Sharded, Unary):
 
     key = 'softmax'
     primitives = {'softmax': SOFTMAX}
-    unsharded = 'last dim'
 
     def call(self, result: Shape) -> Call:
         """Over the last dim."""

@@ -1,12 +1,10 @@
 """Operators that work element by element, and gated units."""
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar
-
-from pydantic import Field
+from typing import ClassVar
 
 from simpar.layout import Rule, operators
-from simpar.model.keys import Of, Pair, Strategy
+from simpar.model.keys import Of, Pair
 from simpar.model.operators.base import Binary, MisfitError, Operator, SameShape, Sharded, Step, Unary, operator, shown
 from simpar.model.ops import Local, Ops, Parameter, Work, unary
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Use, dim_names, divisible
@@ -59,10 +57,6 @@ class Relu(SameShape, Sharded, Unary):
 
     key = 'relu'
     primitives = {'relu': Elementwise('ReLU')}
-
-    strategy: Annotated[
-        Strategy, Field(max_length=1, description='slices of x [batch, features], e.g. [[2, 4]]; empty: as x lies')
-    ] = ()
 
     def ops(self, local: Local) -> Ops:
         """The backward reads y."""
@@ -147,21 +141,13 @@ class Alike(SameShape, Sharded, Binary):
         return one
 
 
-OfBoth = Annotated[
-    Strategy, Field(max_length=2, description='slices of both, e.g. [[2, 4], [2, 4]]; empty: as the first lies')
-]
-
-
 @operator
 class Add(Alike):
     """The sum of two results of one shape."""
 
     key = 'add'
     primitives = {'residual': ADD}
-    inputs_told = 'both'
     verb = 'adds'
-
-    strategy: OfBoth = ()
 
     def ops(self, local: Local) -> Ops:
         """x + z; the gradient goes to both."""
@@ -176,10 +162,7 @@ class Multiply(Alike):
 
     key = 'multiply'
     primitives = {'multiply': MUL}
-    inputs_told = 'both'
     verb = 'multiplies'
-
-    strategy: OfBoth = ()
 
     def ops(self, local: Local) -> Ops:
         """x · z; the gradient of one is a product with the other."""
@@ -200,13 +183,8 @@ class Mul(SameShape, Sharded):
     key = 'mul'
     primitives = {'mul': MUL}
 
-    factor: Annotated[float | None, Field(ge=-1e12, le=1e12, description='a constant; none: of has two layers')] = None
-    strategy: Annotated[
-        Strategy, Field(max_length=2, description='slices of what it reads, e.g. [[2, 4]]; empty: as it lies')
-    ] = ()
-    of: Annotated[
-        Of | Pair, Field(description='the layer that it scales, as of others, or the two that it multiplies')
-    ] = ''
+    factor: float | None = None
+    of: Of | Pair = ''
 
     def reads(self, before: str) -> tuple[str, ...]:
         """What ``of`` names, or the layer before it."""

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from simpar.layout import ONE, Rule, operators
-from simpar.model.keys import Pair, Strategy
+from simpar.model.keys import Pair
 from simpar.model.operators.base import Binary, MisfitError, Sharded, Step, Unary, operator, shown
 from simpar.model.ops import Local, Ops, Work, slice_text, text, unary
 from simpar.model.primitive import Call, Compat, Pricing, Primitive, Shape, ShardCounts, Use, dim_names
@@ -131,11 +131,6 @@ class Flatten(Sharded, Unary):
 
     key = 'flatten'
     primitives = {'reshape': FLATTEN}
-    unsharded = 'dims behind the second, for all but dim 0 become one'
-
-    strategy: Annotated[
-        Strategy, Field(max_length=1, description='slices of what it reads, e.g. [[8, 1, 1, 1]]; empty: as it lies')
-    ] = ()
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """Rows of all elements of a sample."""
@@ -153,18 +148,8 @@ class Reshape(Unary):
 
     key = 'reshape'
     primitives = {'reshape': Reshaped('Reshape', same_backward=True)}
-    inputs_told = 'none: it lies as its input does; of dims that become one the first is split'
-    unsharded = 'the others of these'
 
-    shape: Annotated[
-        tuple[Annotated[int, Field(ge=-1, le=2**24)], ...],
-        Field(
-            min_length=2,
-            max_length=8,
-            examples=[[-1, 128, 8, 64]],
-            description='of its result; dim 0 is -1 and follows from the others',
-        ),
-    ]
+    shape: tuple[Annotated[int, Field(ge=-1, le=2**24)], ...]
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """Its shape with a dim 0, so that a row is a part of a sample or of whole samples."""
@@ -198,10 +183,7 @@ class Transpose(Sharded, Unary):
     key = 'transpose'
     primitives = {'transpose': Transposed('Transpose', same_backward=True)}
 
-    permutation: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=7)], ...],
-        Field(min_length=2, max_length=8, examples=[[0, 2, 1, 3]], description='which dim each dim of its result is'),
-    ]
+    permutation: tuple[Annotated[int, Field(ge=0, le=7)], ...]
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """In the order of its result."""
@@ -297,14 +279,10 @@ class Reduce(Sharded, Unary):
 
     key = 'reduce'
     primitives = {'sum': REDUCE_SUM, 'mean': REDUCE_MEAN}
-    inputs_told = 'x; where a dim that goes is split, what ranks have is summed'
 
-    dims: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=7)], ...],
-        Field(min_length=1, max_length=7, examples=[[2, 3]], description='over which dims, by number; dim 0 stays'),
-    ]
-    mean: Annotated[bool, Field(description='the mean, else the sum')] = True
-    keep: Annotated[bool, Field(description='these dims stay, with length 1')] = False
+    dims: tuple[Annotated[int, Field(ge=1, le=7)], ...]
+    mean: bool = True
+    keep: bool = False
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """The dims that stay."""
@@ -344,4 +322,4 @@ class ReduceSum(Reduce):
 
     key = 'reduce_sum'
 
-    mean: Annotated[bool, Field(description='the mean, else the sum')] = False
+    mean: bool = False

@@ -5,10 +5,9 @@ from typing import Final
 
 from simpar.layout import ONE, Rule, TensorLayout
 from simpar.model.operators import base, linear, pointwise
-from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, placed
+from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, given, placed
 from simpar.model.ops import told as told_of
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names, same
-from simpar.program import Attribute
 
 
 class AlongRows(Primitive):
@@ -125,25 +124,21 @@ class Residual(base.SameShape, base.Trained):
 
     def ops(self, local: Local) -> Ops:
         """One operation an element for each that is added, two for dropout."""
-        x, elements = local.shape('x'), local.elements('x')
+        x, elements, is_dropped = local.shape('x'), local.elements('x'), bool(self.dropout)
         parameters = self.parameters(x)
-        roles = tuple(parameter.role for parameter in parameters)
-        flops = elements * (1 + len(parameters) + 2 * bool(self.dropout))
-        # The bias sums what comes behind the mask: ``dz``, not ``dy``.
-        w = Work('residual', ('dz',), flops=elements) if parameters else None
-        if not self.dropout:
-            forward = Work('residual', ('x', 'z', *roles), ('y',), flops=flops)
-            return Ops(F=forward, I={'x': None, 'z': None}, W=w, parameters=parameters)
+        reads = ('x', 'z', *(parameter.role for parameter in parameters), *('keys',) * is_dropped)
+        told = dropped(local, self.dropout, local.name, local.layout('x')) if is_dropped else {}
+        back = Work('residual', ('dy', 'mask'), flops=2 * elements, attributes={'dropout': self.dropout})
         mask = Kept(role='mask', shape=x, layout=local.layout('x'), dtype='bool')
+        flops = elements * (1 + len(parameters) + 2 * is_dropped)
         return Ops(
-            F=Work('residual', ('x', 'z', *roles, 'keys'), ('y', 'mask'), flops=flops,
-                   attributes=dropped(local, self.dropout, local.name, local.layout('x'))),
-            I={'x': None, 'z': Work('residual', ('dy', 'mask'), flops=2 * elements,
-                                    attributes={'dropout': self.dropout})},
-            W=w,
+            F=Work('residual', reads, ('y', *('mask',) * is_dropped), flops=flops, attributes=told),
+            I={'x': None, 'z': back if is_dropped else None},
+            # The bias sums what comes behind the mask: ``dz``, not ``dy``.
+            W=Work('residual', ('dz',), flops=elements) if parameters else None,
             parameters=parameters,
-            kept=(mask,),
-        )  # fmt: skip
+            kept=(mask,) * is_dropped,
+        )
 
 
 @base.operator
@@ -188,9 +183,7 @@ def dropped(local: Local, probability: float, site: str, layout: TensorLayout) -
 
     Arguments: ``layout`` of the mask: one dim behind the batch may be sharded.
     """
-    found: dict[str, Attribute] = {'dropout': probability, 'site': site}
-    if local.balanced:
-        found['balanced'] = local.balanced
+    found: Attributes = {'dropout': probability, 'site': site, **given(balanced=local.balanced)}
     for dim, axes in enumerate(layout.dims):
         # Keys are split with the batch, so dim 0 needs no offset; of the others one at most is split.
         if dim and axes:

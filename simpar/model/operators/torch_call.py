@@ -135,7 +135,7 @@ class TorchCall(OfModule, base.Sharded):
         back = {
             role: None
             if place in spec.same
-            else Work(name, ('dy', *self._saved(place, reads), *held), flops=flops, dims=dims,
+            else Work(name, ('dy', *(reads[other] for other in self._places(place)), *held), flops=flops, dims=dims,
                       moved=0.0 if view else None,
                       suffix=f'.{place}' if count > 1 else '',
                       attributes={**told, 'of': place, 'saved': ' '.join(map(str, self._places(place)))})
@@ -153,21 +153,13 @@ class TorchCall(OfModule, base.Sharded):
 
     def _places(self, place: int) -> tuple[int, ...]:
         """Of what it reads, the places that the derivative by one input needs."""
-        every = range(len(self.spec.reads))
-        if self.spec.saves == 'nothing':
-            return ()
-        return tuple(other for other in every if self.spec.saves == 'all' or other != place)
-
-    def _saved(self, place: int, reads: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(reads[other] for other in self._places(place))
+        saves, every = self.spec.saves, range(len(self.spec.reads))
+        return tuple(other for other in every if saves != 'nothing' and (saves == 'all' or other != place))
 
     def _flops(self, local: Local) -> float:
         spec, elements = self.spec, local.elements('y')
-        if spec.price in ('product', 'convolution'):
-            return 2.0 * elements * spec.summed
-        if spec.price == 'attention':
-            return 4.0 * elements * spec.summed
-        return float(spec.flops * elements)
+        of_a_term = {'product': 2.0, 'convolution': 2.0, 'attention': 4.0}.get(spec.price)
+        return of_a_term * elements * spec.summed if of_a_term else float(spec.flops * elements)
 
     def _dims(self, local: Local) -> dict[str, int]:
         """What price tables are keyed by."""
