@@ -30,7 +30,7 @@ from executor.ranks.real import Native, Start, device_transports
 from executor.state import Request
 from executor.tensors import persistent, shape_of_step, torch_dtype
 from executor.virtual.engine import state
-from executor.virtual.tensor import KIND, VirtualTensor, dispatch, flat, touches
+from executor.virtual.tensor import KIND, VirtualTensor, dispatch, touches
 from executor.virtual.transport import VirtualTransport, ends_of, watch_of
 from executor.walk import Slot
 from simpar.errors import Infeasible, ProgramError
@@ -49,7 +49,7 @@ ROOM: Final = 100
 WITHIN: Final = 0.01
 """How far bytes may be from those that the program says."""
 SECONDS: Final = 8e-4
-"""An op takes at least so long: those of examples/llama3_8b_h100.yaml took 1.9 ms each under a profiler."""
+"""An op takes at least so long: those of examples/llama3_8b_h100.yaml took 2.0 ms each on a busy machine."""
 Call = tuple[str, str]
 """An operation of torch and the dtype in which it computes."""
 c10d = torch.ops.c10d
@@ -79,7 +79,8 @@ class Asked(TorchDispatchMode):  # type: ignore[misc]
         kwargs = dict(kwargs or {})
         if func.namespace == 'c10d':
             return self._communicate(func, args)
-        if not any(map(_is_there, flat(args, kwargs)[0])):
+        device = kwargs.get('device')
+        if VirtualTensor not in types and not (isinstance(device, torch.device) and device.type == KIND):
             return func(*args, **kwargs)
         try:
             return dispatch(func, args, kwargs)
@@ -139,11 +140,6 @@ MET: Final = {
     'alltoall_base_': 'all_to_all',
 }
 """Calls of ``torch.distributed`` → collectives; what comes is their first argument, what goes the second."""
-
-
-def _is_there(one: Any) -> bool:
-    """Whether an argument is on a device, or names one."""
-    return isinstance(one, VirtualTensor) or (isinstance(one, torch.device) and one.type == KIND)
 
 
 def _dtype(leaves: list[Any], results: list[Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -37,9 +37,8 @@ class Form(NamedTuple):
 
 
 class VirtualTensor(torch.Tensor):  # type: ignore[misc]
-    """Arguments: ``cells``, its numbers, right only in tasks; ``lease``, its memory, which views share."""
+    """Arguments: ``lease``, its memory, which views share."""
 
-    cells: torch.Tensor
     lease: Lease
     form: Form
 
@@ -52,9 +51,13 @@ class VirtualTensor(torch.Tensor):  # type: ignore[misc]
             cls, size, strides=stride, storage_offset=offset, dtype=dtype, device=device
         )
         tensor.lease, tensor.form = lease, form
-        memory = lease.block.memory
-        tensor.cells = memory.new_empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, size, stride)
         return tensor
+
+    @cached_property
+    def cells(self) -> torch.Tensor:
+        """Its numbers, right only in tasks; nobody asks for those of a dry run."""
+        memory, (size, stride, offset, dtype) = self.lease.block.memory, self.form
+        return memory.new_empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, size, stride)
 
     @property
     def kind(self) -> str:
