@@ -58,13 +58,18 @@ def pytest_collection_modifyitems(items):
             item.add_marker(getattr(pytest.mark, mark))
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
     """Look for garbage as seldom as the command does, and never in what was collected, which stays to the end."""
     from simpar.cli import GARBAGE
 
-    gc.collect()
+    # To look for it while that is made takes seconds of each process.
+    gc.disable()
+    found = yield
     gc.freeze()
     gc.set_threshold(GARBAGE)
+    gc.enable()
+    return found
 
 
 JOB = """

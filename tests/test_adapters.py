@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from every import some
-from trains import ONCE, trains
+from trains import ONCE, plans, trains
 
 from executor.inprocess import InProcess
 from executor.numerics import check
@@ -22,26 +22,11 @@ MODEL = Transformer(
     position='rotary', bias=(), lora=Lora(rank=2, scale=2.0),
 )  # fmt: skip
 TRAINING = Workload(model=MODEL, batch=8, precision='fp32', optimizer=Adam(learning_rate=1e-2))
-PLANS = {
-    'one': (1, Plan()),
-    'data': (2, Plan(data=2, micro_batches=2)),
-    'tensor': (2, Plan(tensor=2)),
-    'sequence': (4, Plan(data=2, tensor=2, sequence_parallel=True)),
-    'copies': (4, Plan(data=2, tensor=2, copies=2)),
-    'zero 1': (2, Plan(data=2, zero=1)),
-    'zero 2': (2, Plan(data=2, zero=2, fusion='layer')),
-    'pipeline': (4, Plan(data=2, pipeline=2, micro_batches=4)),
-    'chunks': (2, Plan(pipeline=2, micro_batches=4, chunks=2, order='interleaved-1f1b')),
-    'split': (2, Plan(pipeline=2, micro_batches=4, order='zb-h1')),
-    'context': (2, Plan(context=2)),
-    'heads': (2, Plan(context=2, context_kind='all_to_all')),
-    'recompute': (2, Plan(data=2, recompute='full')),
-    'patterns': (2, Plan(tensor=2, recompute=('layer*.norm?', 'layer*.swiglu'))),
-}
+PLANS = plans(__file__, 'PLANS')
 
 
-@pytest.mark.parametrize(('world', 'plan'), some(PLANS.values(), 2), ids=some(PLANS, 2))
-def test_adapters_train_as_autograd_trains_them(world: int, plan: Plan) -> None:
+@pytest.mark.parametrize(('plan', 'world'), some(PLANS.values(), 2), ids=some(PLANS, 2))
+def test_adapters_train_as_autograd_trains_them(plan: Plan, world: int) -> None:
     trains(TRAINING, plan, world, steps=ONCE)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from every import some
 from virtual_cases import differences, drop_event, program, small, waits
 
 from executor import virtual
@@ -37,7 +38,7 @@ def test_graphs_train_to_the_bit_as_in_process(name):
 def test_any_order_of_the_streams_of_a_graph_gives_the_same_bits():
     made = small()
     wanted = InProcess(made).run(STEPS)
-    for order in (None, *range(5)):
+    for order in some([None, *range(5)]):
         assert differences(world(made, order).run(), wanted) == [], order
 
 

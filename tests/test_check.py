@@ -13,6 +13,7 @@ from every import some
 from good_schedules import GRAPH
 from graph_cases import graph_case
 from strategy_cases import random_case
+from tables import load_table
 
 from executor.ranks.watchdog import STREAMS
 from simpar import cli
@@ -27,14 +28,7 @@ from simpar.pipeline import parse_action
 from simpar.pipeline.checks import check_order
 from simpar.pipeline.order import Order
 
-SCHEDULE = """
-simpar: 1
-cluster: {{profile: h100-sxm-8, devices: {devices}, stack: none}}
-workload:
-  transformer: {{layers: {layers}, hidden: 16, heads: 2, vocab: 16, sequence: 4}}
-  batch: {batch}
-plan: {{{plan}}}
-"""
+SCHEDULE = load_table(__file__, 'SCHEDULE')
 
 
 def case(folder: Path, plan: str, *, devices: int = 4, layers: int = 4, batch: int = 16):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from every import some
+from tables import load_table
 from test_without_effect import SMALLER
 
 from simpar import cli
@@ -255,18 +256,7 @@ def test_a_flag_that_stands_twice_is_refused_unless_it_may_be_repeated(capsys):
 
 
 @pytest.mark.parametrize(
-    ('words', 'told'),
-    [
-        ('run --save FILE/a.json', '--save: FILE is a file, where a folder is wanted (got FILE/a.json)'),
-        ('run --trace FILE', '--trace: a file, where a folder is wanted (got FILE)'),
-        ('sweep --csv HERE', '--csv: a folder, not a file (got HERE)'),
-        ('sweep --csv HERE/a --journal HERE/a', '--journal: is the file of --csv, too (got HERE/a)'),
-        ('plan --export megatron=FILE/run.sh', '--export: FILE is a file, where a folder is wanted (got FILE/run.sh)'),
-        (
-            'measure --plot a.gif',
-            '--plot: not a kind of picture (got a.gif); write a name that ends in .png, .svg, .pdf',
-        ),
-    ],
+    ('words', 'told'), load_table(__file__, 'test_what_cannot_be_written_is_refused_before_the_work')
 )
 def test_what_cannot_be_written_is_refused_before_the_work(words, told, tmp_path, refused, monkeypatch):
     file = tmp_path / 'file'

@@ -11,6 +11,7 @@ import pytest
 from every import draws
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import load_table
 from worked import worked_costs, worked_program
 
 from simpar import case_of, load_schedule, simulate
@@ -178,15 +179,7 @@ def content(tmp_path):
     return path, json.loads(path.read_text(encoding='utf-8'))
 
 
-BREAKS = {
-    # Where in the tree, and what stands there instead; nothing: it is taken away.
-    'no program': (('program',), None),
-    'another format': (('format',), 'simpar trace 2'),
-    'a lane that is not there': (('lane_of_rank',), [0, 7]),
-    'a short column': (('roles', 0, 'kind', -1), None),
-    'an end before its start': (('lanes', 0, 'end', 0, 0), -1.0),
-    'a role that is not there': (('lanes', 0, 'role'), 3),
-}
+BREAKS = load_table(__file__, 'BREAKS')
 
 
 @pytest.mark.parametrize('case', BREAKS)

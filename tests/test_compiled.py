@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from every import some
+from tables import load_table
 
 from simpar import kernels, load_case
 from simpar.kernels import Kernel, kernel, part
@@ -19,17 +20,7 @@ from simpar.memory import memory
 
 HOME = Path(__file__).parent.parent / 'simpar'
 MODULES = [path for path in HOME.rglob('*.py') if '\n@kernel\n' in path.read_text(encoding='utf-8')]
-OURS = """
-from simpar.kernels import kernel, part
-
-@part
-def _twice(number):
-    return 2 * number
-
-@kernel
-def four_times(number):
-    return _twice(_twice(number))
-"""
+OURS = load_table(__file__, 'OURS')
 CALL = (
     'from simpar.ours import four_times as one; '
     'print(one.compiled(3), one.compiled.stats.cache_path, one.compiled.stats.cache_hits)'
@@ -121,12 +112,6 @@ def test_python_runs_the_source_of_kernels_on_the_same_arrays():
     one = kernel(fill)
     assert one.compiled(rows, mine) == one.interpreted(rows.copy(), theirs) == 3
     assert mine.tolist() == theirs.tolist() == [0.0, 5.5, 0.0]
-
-
-def test_a_small_prediction_does_without_numba():
-    of = 'from simpar.case import load_case; load_case("examples/multi_copy.yaml", ["cluster.stack=none"]).predict()'
-    code = f'{of}; import sys; assert "numba" not in sys.modules'
-    subprocess.run([sys.executable, '-c', code], cwd=HOME.parent, check=True)
 
 
 SMALL_ONES = {

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from every import some
 from tables import load_table
-from trains import trains
+from trains import plans, trains
 
 from simpar import Plan, Transformer, Workload, load_schedule
 from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.lower.graph.context import ContextSplit
+from simpar.model.library.experts import Experts
 
 KINDS = ('all_gather', 'all_to_all', 'ring')
 LAYERS, BATCH, TOKENS, HIDDEN, HEADS = 2, 4, 64, 32, 8
@@ -217,16 +218,7 @@ def test_what_does_not_fit_is_told_at_its_key(plan, sequence, more, said, tmp_pa
 
 # Training, against models that we did not write
 
-PLANS = {
-    'tensor-sequence-zero': (Plan(context=2, tensor=2, sequence_parallel=True, zero=1), 4),
-    'data-copies-zero': (Plan(context=2, data=2, copies=2, zero=3), 4),
-    'pipeline-recompute': (Plan(context=2, pipeline=2, micro_batches=2, recompute='full'), 4),
-    'all': (Plan(context=2, data=2, tensor=2, sequence_parallel=True, pipeline=2, micro_batches=2, copies=2, zero=2,
-                 recompute='selective'), 16),
-    'contiguous-recompute': (Plan(context=4, context_split='contiguous', recompute='selective', copies=2), 4),
-    'contiguous-tensor-data': (Plan(context=2, context_split='contiguous', tensor=2, data=2, zero=1), 8),
-    'tensor-pipeline-copies': (Plan(context=2, tensor=2, sequence_parallel=True, pipeline=2, micro_batches=2), 8),
-}  # fmt: skip
+PLANS = plans(__file__, 'PLANS')
 # One token of eight a chunk for context 4. Llama has fewer heads of keys and values than context × tensor.
 MODELS = {
     'gpt2': {'n_head': 4},
@@ -283,12 +275,6 @@ def test_heads_exchanged_inside_of_a_ring_train_to_those_of_transformers(kind, p
     assert oracles(kind).compared(plan, ranks) <= 1e-10
 
 
-def test_dropout_and_windows_inside_of_a_ring_are_those_of_any_plan():
-    model = Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=16, init_std=0.3, dropout=0.3, window=5)
-    plan = Plan(context=4, context_by_heads=2, context_kind='ring', copies=2)
-    trains(Workload(model=model, batch=4), plan, 4, steps=1)
-
-
 def test_the_plans_cover_every_pair_of_axes_beside_context():
     axes = {
         'data': lambda plan: plan.data > 1,
@@ -304,32 +290,26 @@ def test_the_plans_cover_every_pair_of_axes_beside_context():
         assert {(True, True)} <= met, (one, other)
 
 
-@pytest.mark.parametrize('how', KINDS)
-def test_dropout_and_documents_are_those_of_any_plan(how):
-    model = Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=16, init_std=0.3, dropout=0.3)
-    for more in ({'window': 5}, {'position': 'rotary', 'documents': (3, 6, 7)}):
-        made = Workload(model=replace(model, **more), batch=4)
-        plan = Plan(context=2, context_kind=how, tensor=2, sequence_parallel=True, copies=2, recompute='full')
-        trains(made, plan, 4, steps=1)
+DROPPED = Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=16, init_std=0.3, dropout=0.3)
+SHARED = Plan(tensor=2, sequence_parallel=True, copies=2, recompute='full')
+MIXTURE = replace(DROPPED, dropout=0.0, bias=(), experts=Experts(count=4, top_k=2, aux_loss=0.1))
 
 
 @pytest.mark.parametrize(
-    'more', [{'zero': 3, 'data': 4}, {'data': 2, 'tensor': 2, 'sequence_parallel': True, 'copies': 2}]
+    ('how', 'model', 'plan', 'ranks'),
+    [
+        *((how, replace(DROPPED, window=5), SHARED, 4) for how in KINDS),
+        *((how, replace(DROPPED, position='rotary', documents=(3, 6, 7)), SHARED, 4) for how in KINDS),
+        ('ring', replace(DROPPED, window=5), Plan(context=4, context_by_heads=2, copies=2), 4),
+        ('all_to_all', replace(DROPPED, attention='unfused'), Plan(data=2), 4),
+        # Experts are shared over data ranks.
+        ('ring', MIXTURE, Plan(expert=2, zero=3, data=4), 8),
+        ('ring', MIXTURE, Plan(expert=2, data=2, tensor=2, sequence_parallel=True, copies=2), 8),
+    ],
 )
-def test_experts_are_shared_over_data_ranks_beside_context(more):
-    from simpar.model.library.experts import Experts
-
-    model = Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=16, init_std=0.3, bias=())
-    made = Workload(model=replace(model, experts=Experts(count=4, top_k=2, aux_loss=0.1)), batch=8)
-    plan = Plan(context=2, context_kind='ring', expert=2, **more)
-    trains(made, plan, 8, steps=1)
-
-
-def test_unfused_attention_exchanges_heads():
-    model = Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=16, attention='unfused', dropout=0.2)
-    made = Workload(model=model, batch=4)
-    plan = Plan(context=2, context_kind='all_to_all', data=2)
-    trains(made, plan, 4, steps=1)
+def test_dropout_windows_documents_and_experts_are_those_of_any_plan(how, model, plan, ranks):
+    plan = replace(plan, context=max(plan.context, 2), context_kind=how)
+    trains(Workload(model=model, batch=ranks), plan, ranks, steps=1)
 
 
 def test_a_rank_that_takes_wrong_keys_is_found_wrong():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import load_table
 
 from simpar.cost.collective import ClusterCollectives, demand
 from simpar.cost.costs import Block, Entries
@@ -162,15 +163,7 @@ def test_the_mesh_against_measurements_of_a_910b(operator, measured):
 
 # all-reduce in one node of A100 by vTrain's tables (MIT licence), microseconds at 16, 64 and 512 MiB: group sizes that
 # the profile has no curve of, in another library version.
-@pytest.mark.parametrize(
-    ('ranks', 'measured'),
-    [
-        (3, {16: 155.0, 64: 500.3, 512: 3466.8}),
-        (5, {16: 198.8, 64: 568.3, 512: 3935.8}),
-        (6, {16: 203.2, 64: 565.7, 512: 4020.6}),
-        (7, {16: 227.6, 64: 599.9, 512: 4106.0}),
-    ],
-)
+@pytest.mark.parametrize(('ranks', 'measured'), load_table(__file__, 'test_group_sizes_between_measured_ones'))
 def test_group_sizes_between_measured_ones(ranks, measured):
     a100 = model('a100-sxm-8')
     for size, microseconds in measured.items():

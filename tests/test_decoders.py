@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from every import some
-from trains import ONCE, trains
+from tables import load_table
+from trains import ONCE, plans, trains
 
 from simpar import Plan, case_of, cluster, load_profile, load_schedule
 from simpar.cost.compute import DeviceCompute
@@ -49,16 +50,10 @@ MODELS = {
     'sinks': replace(LLAMA, sinks='learned', window=(3, 0), bias=('qkv', 'proj'), dropout=0.1),
     'off by one': replace(LLAMA, sinks='zero'),
 }  # fmt: skip
-PLANS = {
-    'split': (Plan(tensor=2, sequence_parallel=True, copies=2, pipeline=3, micro_batches=2), 6),
-    'late': (Plan(data=2, tensor=2, reduce='late', zero=3, recompute='selective'), 4),
-    'tiles': (Plan(tensor=2, sequence_parallel=True, tiles=2, recompute=('layer*.rotary', 'layer*.*glu')), 2),
-}
+PLANS = plans(__file__, 'PLANS')
 
 CASES = [*((model, plan) for model in MODELS for plan in ('split', 'late')), ('qwen', 'tiles'), ('unfused', 'tiles')]
 MODELS['whole'] = replace(LLAMA, qk_norm='whole', pre_norms=False, post_norms=True)
-PLANS['alone'] = (Plan(data=2, pipeline=3, micro_batches=2, zero=2), 6)
-PLANS['around'] = (Plan(data=2, context=2, context_kind='ring', copies=2), 4)
 CASES += [('whole', 'alone'), ('whole', 'around')]
 """A pattern of recompute that names no operator is refused: those of the last plan name rotary and a gate."""
 
@@ -75,13 +70,7 @@ def test_a_decoder_trains_as_the_unsharded_model(model, plan):
     trains(case, chosen, ranks, steps=ONCE)
 
 
-@pytest.mark.parametrize(
-    'strategies',
-    [
-        {'layer*.rotary': ((1, 4, 1),), 'layer*.qk_norm': ((1, 2, 2),)},
-        {'layer*.rotary': ((1, 2, 2),), 'layer*.swiglu': ((1, 1, 4),), 'layer1.attention': ((2, 1, 2),)},
-    ],
-)
+@pytest.mark.parametrize('strategies', load_table(__file__, 'test_parts_of_heads_are_split_by_sequence_and_by_groups'))
 def test_parts_of_heads_are_split_by_sequence_and_by_groups(strategies):
     from executor.numerics import check
 

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 from every import some
+from tables import load_table
 from trains import ONCE
 
 from executor.numerics import check
@@ -94,14 +95,7 @@ def test_graphs_of_users_train_by_degrees_on_any_number_of_ranks():
 
 @pytest.mark.parametrize(
     ('name', 'given', 'data', 'tensor'),
-    [
-        ('block', {'layer0_up': ((3, 2), (2, 2))}, 3, 4),
-        ('block', {'layer0_softmax': ((3, 2, 2, 1),)}, 3, 4),
-        ('llama', {'layer0_gate': ((2, 3), (3, 1)), 'layer0_down': ((1, 2), (2, 3))}, 2, 3),
-        ('embedded', {'tokens': ((3, 2), (1, 1))}, 2, 3),
-        ('convolved', {'conv': ((6, 1, 1, 1), (1, 1, 1, 1))}, 2, 3),
-        ('chained', {'dense1': ((2, 2), (2, 1))}, 2, 2),
-    ],
+    load_table(__file__, 'test_strategies_of_single_operators_stand_beside_degrees'),
 )
 def test_strategies_of_single_operators_stand_beside_degrees(name, given, data, tensor):
     workload = workload_of(name, with_strategies(MODELS[name](), **given))

@@ -8,6 +8,7 @@ import pytest
 from executor.devices import KINDS
 from executor.options import parser
 from simpar.errors import RunFailed, ScheduleError
+from tests.code_lines import nodes
 
 ROOT = Path(__file__).parent.parent / 'executor'
 BRANCHES = ['commands.py', 'devices/__init__.py', 'options.py']
@@ -21,7 +22,7 @@ def test_no_branch_on_the_kind_of_device_but_those_that_are_listed():
         # The virtual accelerator tells its own tensors from those of the host.
         if name.startswith('virtual/'):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+        for node in nodes(path):
             if isinstance(node, ast.Compare):
                 asked = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
                 found += [name] * bool(asked & {'cuda', 'npu', 'virtual', 'cpu', 'nccl', 'hccl'})

@@ -8,6 +8,7 @@ import pytest
 from every import some
 from prove_culprit import PLANS, Bed
 from sabotage_kinds import KINDS
+from tables import load_table
 from test_compare import measured
 from worked import worked_costs, worked_program
 
@@ -96,15 +97,7 @@ def test_sabotage_of_a_noisy_run_is_named(bed, kind):
     assert len(wrong) <= (kind.__name__ == 'slow_op'), wrong
 
 
-SLOW_LINK = """
-simpar: 1
-cluster: {{profile: h100-sxm-8, links: {{nvlink: {share}}}}}
-workload:
-  transformer: {{layers: 2, hidden: 4096, heads: 16, vocab: 51200, sequence: 2048}}
-  batch: 16
-  precision: bf16
-plan: {{tensor: 8, sequence_parallel: true, copies: 2}}
-"""
+SLOW_LINK = load_table(__file__, 'SLOW_LINK')
 
 
 def test_where_few_causes_are_tried_late_hosts_do_not_keep_a_slow_link_from_it(monkeypatch):

@@ -90,7 +90,7 @@ TUTORIAL = Workload(
 )
 
 
-@pytest.mark.parametrize('copies', some([1, 2, 4], 2))
+@pytest.mark.parametrize('copies', some([2, 1, 4]))
 def test_the_loss_curve_is_the_single_process_curve(copies):
     plan = Plan(data=2, tensor=4, copies=copies, copies_loss='sum')
     losses = InProcess(lower(TUTORIAL, plan, 8), dtype=None).run(STEPS).losses

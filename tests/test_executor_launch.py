@@ -53,23 +53,7 @@ def test_a_batch_script_of_slurm_without_srun_starts_its_own_ranks():
     assert detect({name: value for name, value in SRUN.items() if name != 'SLURM_STEP_ID'}) is None
 
 
-@pytest.mark.parametrize(
-    ('variables', 'what'),
-    [
-        ({'RANK': 'first', 'WORLD_SIZE': '2'}, "RANK is 'first'"),
-        ({name: value for name, value in MSRUN.items() if name != 'MS_NODE_ID'}, '--node_rank'),
-        ({**MPIRUN, 'OMPI_COMM_WORLD_LOCAL_SIZE': '1'}, 'set MASTER_ADDR'),
-        ({**TORCHRUN, 'MASTER_PORT': 'free'}, "MASTER_PORT is 'free'"),
-        ({**SRUN, 'SLURM_NTASKS': ''}, "SLURM_NTASKS is ''"),
-        ({**MPICH, 'MPI_LOCALNRANKS': '1'}, 'mpiexec on several hosts: set MASTER_ADDR'),
-        ({'PMI_RANK': '1', 'PMI_SIZE': '2'}, 'does not tell how many ranks are on a host: set MASTER_ADDR'),
-        ({**MPICH, 'PMI_RANK': '2'}, 'mpiexec says rank 2 of 2; ranks go from 0'),
-        ({'RANK': '-1', 'WORLD_SIZE': '2'}, 'says rank -1 of 2'),
-        ({'RANK': '0', 'WORLD_SIZE': '0'}, 'says rank 0 of 0'),
-        ({**TORCHRUN, 'MASTER_PORT': '65536'}, 'port 65536'),
-        ({'RANK': '1', 'WORLD_SIZE': '4', 'PET_NPROC_PER_NODE': '2'}, 'write torchrun before -m executor'),
-    ],
-)
+@pytest.mark.parametrize(('variables', 'what'), load_table(__file__, 'test_variables_that_do_not_say_enough_are_named'))
 def test_variables_that_do_not_say_enough_are_named(variables, what):
     with pytest.raises(RunFailed) as error:
         detect(variables)

@@ -4,12 +4,11 @@ import json
 
 import pytest
 from pipeline_cases import edited
+from tables import load_table
 
 from executor.options import parser
-from executor.ranks.watchdog import STREAMS
 from executor.validate import validate
 from simpar import Plan, Transformer, Workload, load_case
-from simpar.commands.check import MOST_STREAMS
 from simpar.errors import ProgramError
 from simpar.lower import lower
 from simpar.trace_files import load_trace
@@ -17,10 +16,6 @@ from simpar.trace_files import load_trace
 GPT = Workload(model=Transformer(layers=2, hidden=8, heads=2, vocab=12, sequence=4, tied=True), batch=8)
 PLAN = Plan(data=1, pipeline=2, micro_batches=4)
 SENT, RECEIVED = 'layer0.residual2.send.F', 'layer0.residual2.recv.F'
-
-
-def test_check_and_executor_know_the_same_room():
-    assert MOST_STREAMS == STREAMS
 
 
 def test_a_stream_for_every_direction_and_copy_has_room():
@@ -77,14 +72,7 @@ def test_stages_that_do_not_fit_together_are_refused(role, change, what):
         validate(edited(lower(GPT, PLAN, 2), change, role))
 
 
-JOB = """
-simpar: 1
-cluster: {{profile: cpu-gloo, devices: {world}}}
-workload:
-  transformer: {{layers: 4, hidden: 16, heads: 2, vocab: 20, sequence: 8, tied: true}}
-  batch: 16
-plan: {{data: 1, pipeline: {pipeline}, tensor: {tensor}, micro_batches: 4, copies: 2, order: {order}}}
-"""
+JOB = load_table(__file__, 'JOB')
 
 
 @pytest.fixture

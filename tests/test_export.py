@@ -11,6 +11,7 @@ from drawn_further import OPTIONS, with_further
 from drawn_plans import DRAWN
 from every import some
 from launch_sources import FOLDER, SOURCES, given_beside, model_beside
+from tables import load_table
 
 from simpar import case_of, load_schedule
 from simpar.cli import main
@@ -132,15 +133,7 @@ def test_a_file_that_says_the_plan_is_not_touched(name, framework):
     assert edited.text == (FOLDER / name).read_text(encoding='utf-8')
 
 
-CHANGES = [
-    {'plan.recompute': 'full'},
-    {'plan.tensor': 2, 'plan.sequence_parallel': True},
-    {'plan.micro_batches': 4},
-    {'plan.zero': 0, 'plan.gather': 'after-update', 'plan.reduce_gradients': 'end'},
-    {'workload.batch': 64, 'plan.micro_batches': 8},
-    {'plan.reduce_gradients': 'end'},
-    {'workload.gradients': 'fp32'},
-]
+CHANGES = load_table(__file__, 'CHANGES')
 
 
 @pytest.mark.parametrize('change', CHANGES, ids=' '.join)

@@ -88,18 +88,15 @@ def test_a_table_of_a_profile_is_unpacked_to_a_bound(tmp_path, monkeypatch):
 # what cannot be written
 
 
-def full(*words, room=2000):
-    """A command on a file system that is full after some bytes a file, as far as a process can tell."""
-
-    def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-
-    command = [sys.executable, '-m', 'simpar', *map(str, words)]
-    # Or a module that is compiled now would be kept in part.
-    around = {**os.environ, 'PYTHONDONTWRITEBYTECODE': '1'}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, preexec_fn=limit, env=around)
-    return done.returncode, done.stderr
+@pytest.fixture
+def full(monkeypatch):
+    """A file system that is full after some bytes a file, as far as a process can tell."""
+    # Or a module that is imported now would be kept in part.
+    monkeypatch.setattr(sys, 'dont_write_bytecode', True)
+    bound = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, bound[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, bound)
 
 
 @pytest.mark.parametrize(
@@ -110,10 +107,9 @@ def full(*words, room=2000):
         ('check --ir', 'ir', 'ir'),
     ],
 )
-def test_a_full_disk_names_the_file(flag, name, named, tmp_path):
+def test_a_full_disk_names_the_file(flag, name, named, tmp_path, full, refused):
     verb, flag = flag.split()
-    code, error = full(verb, TUTORIAL, flag, tmp_path / name)
-    assert (code, error) == (2, f'simpar: {tmp_path / named}: File too large\n')
+    assert refused(verb, TUTORIAL, flag, tmp_path / name) == f'simpar: {tmp_path / named}: File too large\n'
     assert not [path for path in tmp_path.rglob('*') if path.is_file()]
 
 

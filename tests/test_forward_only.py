@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from every import some
 from tables import load_table
-from trains import trains
+from trains import plans, trains
 
 from simpar import Plan, load_case
 from simpar.errors import ScheduleError
@@ -15,12 +15,7 @@ from simpar.workload import AdamW, Muon, Transformer, Workload
 
 SIZES = {'layers': 4, 'hidden': 16, 'heads': 4, 'vocab': 24, 'sequence': 8, 'init_std': 0.3, 'ffn': 24}
 LLAMA = Transformer(**SIZES, kv_heads=2, norm='rms_norm', activation='swiglu', bias=(), position='rotary', tied=True)
-PLANS = {
-    'split': (Plan(tensor=2, sequence_parallel=True, copies=2, pipeline=2, micro_batches=2, recompute='full'), 4),
-    'zero 1': (Plan(data=2, tensor=2, zero=1, micro_batches=2), 4),
-    'zero 3': (Plan(data=4, zero=3, micro_batches=2, shard_form='flat'), 4),
-    'tiles': (Plan(data=2, tensor=2, sequence_parallel=True, tiles=2, reduce='late', sum_loss=True), 4),
-}
+PLANS = plans(__file__, 'PLANS')
 
 
 def workload(model=LLAMA, **more):

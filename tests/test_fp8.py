@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from tables import load_table
-from trains import ONCE
+from trains import ONCE, plans, trains
 
 from simpar import Plan, load_case, load_profile
 from simpar.cost.compute import DeviceCompute
@@ -22,14 +22,7 @@ MLA = replace(
     LLAMA, kv_lora_rank=32, q_lora_rank=48, qk_nope_head_dim=24, qk_rope_head_dim=8, v_head_dim=16,
 )  # fmt: skip
 MIXTURE = replace(MLA, experts=Experts(count=4, top_k=2, ffn=32, shared=32, first_dense=1, aux_loss=0.1))
-PLANS = {
-    'experts': (Plan(data=4, expert=2, tensor=2, sequence_parallel=True, zero=1, micro_batches=2), 8),
-    'split': (Plan(tensor=2, sequence_parallel=True, copies=2, pipeline=3, micro_batches=2, recompute='full'), 6),
-    'flat': (Plan(data=2, tensor=2, zero=1, micro_batches=2, recompute='selective', sequence_parallel=True), 4),
-    'on use': (Plan(data=2, zero=3, micro_batches=2, copies=2), 2),
-    'zero bubble': (Plan(pipeline=3, order='zb-h1', micro_batches=4, data=2, reduce='late'), 6),
-    'tiles': (Plan(tensor=2, sequence_parallel=True, tiles=2, zero=2, data=2), 4),
-}
+PLANS = plans(__file__, 'PLANS')
 
 
 def workload(model, **more):
@@ -49,15 +42,10 @@ def workload(model, **more):
     ],
 )
 def test_held_in_more_bits_it_trains_as_the_unsharded_model(model, plan):
-    from executor.numerics import check
-    from executor.validate import validate
-
     chosen, ranks = PLANS[plan]
     case = workload(model, **({'optimizer': Muon()} if plan == 'flat' else {}))
-    program = lower(case, chosen, ranks)
+    program = trains(case, chosen, ranks, steps=ONCE)
     assert any(op.operator == 'cast' for op in program.op_classes)
-    validate(program)
-    check(program, case, chosen, steps=ONCE)
 
 
 def ops_of(program):

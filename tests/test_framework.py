@@ -4,6 +4,7 @@ import json
 
 import pytest
 from every import some
+from tables import load_table
 
 from simpar.case import load_case
 from simpar.profiles import load_stack, stack_names, stack_of
@@ -22,14 +23,7 @@ def schedule(profile='h100-sxm-8', *, stack=None, plan=None, workload=None, **ot
 
 @pytest.mark.parametrize(
     ('profile', 'plan', 'workload', 'stack'),
-    [
-        ('h100-sxm-8', {}, {}, 'megatron-te'),
-        ('a100-pcie-8', {'copies': 2}, {}, 'megatron-te'),
-        ('ascend910b-8', {}, {}, 'mindspeed'),
-        ('ascend910b-8', {'copies': 2}, {}, 'mindspore-graph'),
-        ('ascend910b-8', {'hsdp': 'level1'}, {}, 'mindspore-graph'),
-        ('cpu-gloo', {}, {}, 'none'),
-    ],
+    load_table(__file__, 'test_the_framework_of_a_silent_file_is_the_one_that_its_devices_are_used_with'),
 )
 def test_the_framework_of_a_silent_file_is_the_one_that_its_devices_are_used_with(profile, plan, workload, stack):
     made = load_schedule(schedule(profile, plan=plan, workload=workload))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from every import some
-from trains import ONCE, trains
+from trains import ONCE, plans, trains
 
 from simpar import Plan, load_schedule
 from simpar.errors import Infeasible, ScheduleError
@@ -28,12 +28,7 @@ MODELS = {
         experts=Experts(count=4, top_k=2, ffn=8, first_dense=1, shared=8, score='sigmoid', correction_bias=True),
     ),
 }  # fmt: skip
-ONE_STAGE = {
-    'one rank': (Plan(micro_batches=2), 1),
-    'sharded': (Plan(data=2, tensor=2, sequence_parallel=True, zero=3, recompute='full'), 4),
-    'copies': (Plan(tensor=2, copies=2, micro_batches=2, recompute='selective'), 2),
-    'context': (Plan(context=2, data=2, context_kind='ring', zero=1), 4),
-}
+ONE_STAGE = plans(__file__, 'ONE_STAGE')
 
 
 def workload(model, **more):

@@ -180,19 +180,7 @@ def plan_of(tmp_path, flags, sizes=SMALL):
 
 
 MIXTURE = f'{SMALL} --num-experts 8 --moe-layer-freq 2 --disable-bias-linear --swiglu'
-MODULES = {
-    'core_attn': (SMALL, 'selective'),
-    'layernorm mlp': (SMALL, ('layer*.norm?', 'layer*[0-9].fc1', 'layer*[0-9].gelu', 'layer*[0-9].fc2')),
-    'core_attn,layernorm': (SMALL, ('layer*.attention*', 'layer*.norm?')),
-    'moe_act layernorm': (MIXTURE, ('layer*.experts.swiglu', 'layer*.norm?')),
-    'moe_act': (SMALL, 'none'),
-    'moe mlp': (
-        MIXTURE,
-        ('layer*.route*', 'layer*.dispatch', 'layer*.experts.*', 'layer*[0-9].fc1', 'layer*[0-9].swiglu',
-         'layer*[0-9].fc2'),
-    ),
-    'mla_up_proj': (f'{SMALL} --multi-latent-attention', ('layer*.kv_up', 'layer*.k_rope', 'layer*.qkv')),
-}  # fmt: skip
+MODULES = load_table(__file__, 'MODULES')
 
 
 @pytest.mark.parametrize('modules', MODULES)
@@ -617,38 +605,7 @@ def test_an_imported_plan_has_a_question_that_can_be_answered(name, tmp_path, ca
 # torchtitan's registries, by its names of August 2026
 
 
-REGISTRY = """
-from torchtitan.components.optimizer import default_adamw
-from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
-from torchtitan.distributed.activation_checkpoint import FullAC
-from torchtitan.trainer import Trainer
-
-from . import model_registry
-
-
-def small() -> Trainer.Config:
-    return Trainer.Config(
-        model_spec=model_registry("8B"),
-        optimizer=default_adamw(lr=3e-4, betas=(0.8, 0.99)),
-        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * 4096, max_context_length=4096),
-    )
-
-
-def large() -> Trainer.Config:
-    config = small()
-    config.model_spec = model_registry("70B", attn_backend="sdpa")
-    config.activation_checkpoint = FullAC.Config()
-    config.parallelism.tensor_parallel_degree = 8
-    config.compile = CompileConfig(enable=True, enable_async_tensor_parallel=True)
-    return config
-
-
-def unsure() -> Trainer.Config:
-    config = small()
-    if len(open("/proc/cpuinfo").readlines()) > 9:
-        config.training.max_context_length = 8192
-    return config
-"""
+REGISTRY = load_table(__file__, 'REGISTRY')
 
 
 def a_checkout(tmp_path):
@@ -670,18 +627,7 @@ def test_a_function_of_a_registry_is_a_plan(tmp_path):
     assert (large.plan.recompute, large.workload.batch) == ('full', 2 * 8)
 
 
-@pytest.mark.parametrize(
-    ('given', 'error'),
-    [
-        ({'devices': '8'}, r'config: which one.*one of small, large, unsure'),
-        ({'config': 'huge'}, r"no function of this name makes one \(got 'huge'\)"),
-        ({'config': 'unsure', 'devices': '8'}, r'config_registry.py:\d+: whether this is done is not known'),
-        (
-            {'config': 'small', 'devices': '8', 'training.max_context_length': '3000'},
-            r'8192, which is no multiple of the 3000',
-        ),
-    ],
-)
+@pytest.mark.parametrize(('given', 'error'), load_table(__file__, 'test_what_only_running_a_registry_says_is_an_error'))
 def test_what_only_running_a_registry_says_is_an_error(given, error, tmp_path):
     with pytest.raises(ScheduleError, match=error):
         imported(a_checkout(tmp_path), given=given)

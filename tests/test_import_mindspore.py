@@ -75,7 +75,7 @@ def test_strategies_of_a_dense_are_written_as_its_weight_lies_here() -> None:
 
 @pytest.mark.parametrize('name', sorted(path.name for path in SCRIPTS.iterdir()))
 def test_what_import_writes_is_run_and_trains(name: str, tmp_path: Path) -> None:
-    """Its numerics equal those of the unsharded model; one asks by the verb, whose process takes seconds to begin."""
+    """Its numerics equal those of the unsharded model, as `check --numerics` asks of a process that starts anew."""
     from executor.commands import COMMANDS
     from executor.options import parser
 
@@ -83,30 +83,12 @@ def test_what_import_writes_is_run_and_trains(name: str, tmp_path: Path) -> None
     assert main(['import', str(SCRIPTS / name / 'train.py'), '--output', str(output), '--json']) == 0
     assert load_case(output).program.world == 8
     assert main(['run', str(output), '--quiet']) == 0
-    options = parser().parse_args(['numerics', str(output)])
-    by_verb = name == 'multi_copy'
-    assert (main(['check', str(output), '--numerics']) if by_verb else COMMANDS['numerics'](options)) == 0
+    assert COMMANDS['numerics'](parser().parse_args(['numerics', str(output)])) == 0
 
 
-HEAD = """
-import mindspore as ms
-from mindspore import nn, ops
-import mindspore.dataset as ds; ms.set_auto_parallel_context(parallel_mode='data_parallel')
-"""
-NET = """
-class Net(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.one = nn.Dense(16, 16)
-        self.two = nn.Dense(16, 4)
-    def construct(self, x):
-        return self.two(self.one(x))
-"""
-TAIL = """
-net = Net()
-model = ms.Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))
-model.train(1, ds.MnistDataset('x').batch(8))
-"""
+HEAD = load_table(__file__, 'HEAD')
+NET = load_table(__file__, 'NET')
+TAIL = load_table(__file__, 'TAIL')
 
 
 def script(tmp_path: Path, text: str) -> Path:
@@ -153,43 +135,7 @@ def test_half_precision_is_read(tmp_path: Path) -> None:
     assert imported(script(tmp_path, text), given={'worker_num': '8'}).values['workload.precision'] == 'bf16'
 
 
-FUNCTION = """
-import mindspore as ms
-from mindspore import nn, ops
-from mindspore.common.initializer import initializer
-from mindspore.parallel.auto_parallel import AutoParallel
-
-class Wide(nn.Cell):
-    def __init__(self, weight=None):
-        super().__init__()
-        self.w = ms.Parameter(initializer('normal', [16, 32], ms.float32))
-        if weight is not None:
-            self.w = weight
-        self.b = ms.Parameter(initializer('normal', [32], ms.float32))
-        self.matmul = ops.MatMul().shard(((2, 4), (4, 1)))
-        self.add, self.show = ops.Add(), ops.Print()
-
-    def construct(self, x):
-        y = self.add(self.matmul(x, self.w), self.b)
-        self.show('y', y)
-        return y
-
-def batches(size):
-    return ms.dataset.MnistDataset('d').batch(size)
-
-def test_it():
-    data, net, loss = batches(32), Wide(), nn.MSELoss()
-    optimizer = nn.SGD(net.trainable_params(), 1e-2)
-
-    def forward(x, y):
-        return loss(net(x), y)
-
-    grad = ms.value_and_grad(forward, None, net.trainable_params())
-    step = AutoParallel(grad, parallel_mode='semi_auto')
-    step.dataset_strategy(config='full_batch')
-    for x, y in data:
-        step(x, y)
-"""
+FUNCTION = load_table(__file__, 'FUNCTION')
 
 
 def test_a_training_inside_of_a_function_is_read_with_its_biases(tmp_path: Path) -> None:

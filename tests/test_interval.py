@@ -25,6 +25,13 @@ def pair(model, factor, stack='torch-fsdp', bound=intervals.DEVICE, streaming=0.
     return Pair(Row(of='mine', cells=cells, seconds=factor), 1.0, 1.0, stack, 'A100 SXM', bound, streaming)
 
 
+def of_one_rank(hidden=4096):
+    """A program of one rank, and its device."""
+    model = Transformer(layers=2, hidden=hidden, heads=8, vocab=512, sequence=512)
+    work = Workload(model=model, batch=8, precision='bf16')
+    return lower(work, Plan(), 1), cluster(A100, devices=1, stack=load_stack('megatron-2021'))
+
+
 def replace_set(one, of):
     return replace(one, row=replace(one.row, of=of))
 
@@ -104,10 +111,7 @@ def test_the_shipped_table_is_read_as_it_is_written():
 
 def test_the_streaming_share_is_of_the_rank_that_computes_most_and_none_where_the_host_bounds():
     """A device-bound step of one rank without messages: what is no product fills what products leave."""
-    work = Workload(
-        model=Transformer(layers=2, hidden=4096, heads=8, vocab=512, sequence=512), batch=8, precision='bf16'
-    )
-    program, hardware = lower(work, Plan(), 1), cluster(A100, devices=1, stack=load_stack('megatron-2021'))
+    program, hardware = of_one_rank()
     step, costs = step_and_costs(program, hardware)
     (role,) = program.roles
     products = sum(costs.compute[index] for index in role.op_class if program.op_classes[index].operator in MATRIX)
@@ -120,10 +124,7 @@ def test_the_streaming_share_is_of_the_rank_that_computes_most_and_none_where_th
 
 @pytest.mark.parametrize(('hidden', 'bound'), [(64, intervals.HOST), (4096, intervals.DEVICE)])
 def test_what_bounds_a_step_is_the_host_where_it_issues_for_half_of_it(hidden, bound):
-    work = Workload(
-        model=Transformer(layers=2, hidden=hidden, heads=8, vocab=512, sequence=512), batch=8, precision='bf16'
-    )
-    program, hardware = lower(work, Plan(), 1), cluster(A100, devices=1, stack=load_stack('megatron-2021'))
+    program, hardware = of_one_rank(hidden)
     step, costs = step_and_costs(program, hardware)
     assert intervals.bound_by(program, costs, step) == bound
     answer = predict(program, None, hardware)
@@ -183,10 +184,7 @@ def test_of_all_kinds_together_each_framework_counts_once():
 
 
 def test_a_gain_below_what_two_such_plans_are_known_to_is_within_noise():
-    work = Workload(
-        model=Transformer(layers=2, hidden=4096, heads=8, vocab=512, sequence=512), batch=8, precision='bf16'
-    )
-    program, hardware = lower(work, Plan(), 1), cluster(A100, devices=1, stack=load_stack('megatron-2021'))
+    program, hardware = of_one_rank()
     answer = predict(program, program, hardware)
     assert answer.gain == 0
     assert any('within noise' in line for line in interval_lines(answer))

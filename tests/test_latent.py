@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from trains import ONCE, trains
+from trains import ONCE, plans, trains
 
 from simpar import Plan, load_profile
 from simpar.cost.compute import DeviceCompute
@@ -21,11 +21,7 @@ MODELS = {
     'biased': replace(V3, q_lora_rank=0, bias=('qkv', 'proj', 'head'), norm='layer_norm', dropout=0.1),
     'unfused': replace(V3, attention='unfused', attention_softcap=2.0, rope_interleaved=False, window=3),
 }
-PLANS = {
-    'split': (Plan(tensor=2, sequence_parallel=True, copies=2, pipeline=3, micro_batches=2, recompute='full'), 6),
-    'late': (Plan(data=2, tensor=2, reduce='late', zero=3, recompute='selective'), 4),
-    'tiles': (Plan(tensor=4, sequence_parallel=True, tiles=2, zero=1), 4),
-}
+PLANS = plans(__file__, 'PLANS')
 
 
 def workload(model, **more):

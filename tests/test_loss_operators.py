@@ -10,6 +10,7 @@ import pytest
 from combined_cases import combined_case
 from every import some
 from mindspore_networks import tuples
+from tables import load_table
 from test_resolve_strategies import CASES, workload_of
 from trains import ONCE, trains
 
@@ -211,13 +212,7 @@ def test_nothing_is_summed_where_all_ranks_have_all_of_it_or_nobody_asks(plan):
 
 
 @pytest.mark.parametrize(
-    ('strategy', 'ranks'),
-    [
-        (((2, 4), (2, 4)), (0, 1, 2, 3, 4, 5, 6, 7)),
-        (((2, 1), (2, 1)), (1, 5)),
-        (((1, 2), (1, 2)), (1, 5)),
-        (((2, 2), (2, 2)), (1, 3, 5, 7)),
-    ],
+    ('strategy', 'ranks'), load_table(__file__, 'test_along_all_axes_that_cut_a_loss_it_is_summed')
 )
 def test_along_all_axes_that_cut_a_loss_it_is_summed(strategy, ranks):
     """What a strategy does not need repeats, innermost."""

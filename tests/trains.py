@@ -1,8 +1,10 @@
 """A plan that trains: its program is valid, and computes what the unsharded model computes."""
 
 from every import EVERY
+from tables import load_table
 
 from simpar.lower import lower
+from simpar.plans import Plan
 
 ONCE = 2 if EVERY == 1 else 1
 """Steps where the model or its layout is in question: what a second step brings, tests of optimizers train."""
@@ -18,3 +20,8 @@ def trains(workload, plan, ranks, **more):
     validate(program)
     check(program, workload, plan, **more)
     return program
+
+
+def plans(file, name):
+    """Plans of a module's table by name, each with its number of ranks."""
+    return {key: (Plan(**keys), ranks) for key, (ranks, keys) in load_table(file, name).items()}
