@@ -157,12 +157,13 @@ def _word(value: object) -> str:
     return ' '.join(map(_word, value)) if isinstance(value, list) else f"'{value}'".replace('\n', ' ')
 
 
-def score_table() -> list[str]:
-    """A line for each launcher: how many of its files come in clean, and which settings the others lack."""
+def score_table(apart: int = 1) -> list[str]:
+    """A line for each launcher, or one of so many: how many of its files come in clean, and what the others lack."""
     lines, all_of = [SCORE, '|---|---|---|---|---|---|'], Counter()
+    launchers = list(dict.fromkeys(row['launcher'] for row in files()))[::apart]
     with tempfile.TemporaryDirectory() as folder:
-        made = [(row['launcher'], made_of(row, Path(folder))) for row in files()]
-    for launcher in dict.fromkeys(name for name, _ in made):
+        made = [(row['launcher'], made_of(row, Path(folder))) for row in files() if row['launcher'] in launchers]
+    for launcher in launchers:
         own = [one for name, one in made if name == launcher]
         lacks = [set(_lacking(one)) for one in own]
         kinds = Counter('refused' if isinstance(one, str) else 'gaps' if lack else 'clean'

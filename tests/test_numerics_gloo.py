@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from every import EVERY, covering
+from every import EVERY, covering, some
 from sabotage import change_ops, skip
 from trained_cases import GROUPS, ROWS, WORKLOADS, trained_case, workload_of
 
@@ -34,8 +34,14 @@ def recomputed(program):
 
 HOLDS = {'sharded': sharded, 'recomputed': recomputed}
 """What holds of every program of a group of cases."""
-COVERING = covering({name: [row.get('plan', {}), WORKLOADS[row['train']]] for name, row in ROWS.items()})
-"""Rows of the suite; `make prove NAME=every` trains all."""
+OF_ORDERS = {row['plan'].get('order', '1f1b'): name for name, row in reversed(GROUPS['pipelines'].items())}
+"""The first row of each order."""
+TREES = {name: [{**row.get('plan', {}), 'order': ''}, WORKLOADS[row['train']]] for name, row in ROWS.items()}
+COVERING = list(dict.fromkeys([*covering(TREES), *some(OF_ORDERS.values())]))
+"""Rows of the suite: all that plans and models have, and a third of the orders, of which all train in process.
+
+`make prove NAME=every` trains all.
+"""
 
 
 @pytest.fixture(scope='module')
@@ -87,6 +93,7 @@ def test_an_overflow_on_gloo_leaves_all_weights_as_they_are(pool):
         assert torch.equal(run.parameters[name], wanted), name
 
 
+@pytest.mark.skipif(EVERY > 1, reason='strategies over two stages train on four ranks')
 def test_the_hybrid_tutorial_on_eight_ranks():
     hybrid = load_case(HYBRID)
     with Pool(8, timeout=60) as ranks:
@@ -97,7 +104,8 @@ def test_the_hybrid_tutorial_on_eight_ranks():
 def test_the_cases_cover_every_order():
     plans = [trained_case(name)[1] for name in GROUPS['pipelines']]
     assert len(plans) >= 24
-    assert {plan.order for plan in plans} == set(ORDERS) <= {trained_case(name)[1].order for name in COVERING}
+    assert {plan.order for plan in plans} == set(ORDERS) == set(OF_ORDERS)
+    assert len({trained_case(name)[1].order for name in COVERING}) >= 8
     assert {(plan.pipeline, plan.copies, plan.receive) for plan in plans} >= {
         (pipeline, copies, receive) for pipeline in (2, 4) for copies, receive in ((1, 'late'), (2, 'early'))
     }

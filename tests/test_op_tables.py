@@ -7,7 +7,7 @@ import pytest
 import yaml
 from op_tables import ROOT, compare_one, differences, main, recorded, tables, tables_of_tree
 
-EVERY = 8
+EVERY = 16
 """Of the fuzzed schedules the suite compares one in so many; ``make prove-tables`` all, and the examples."""
 SMALL = (
     'examples/hybrid.yaml',

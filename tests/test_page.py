@@ -13,6 +13,8 @@ from simpar.headline import short_time
 from simpar.page import answer_page
 
 EXAMPLES = Path(__file__).parent.parent / 'examples'
+FEW = ['plan.micro_batches=8']
+"""So that a pipeline takes a moment."""
 BROWSER = shutil.which('chromium') or shutil.which('google-chrome')
 
 
@@ -20,8 +22,8 @@ BROWSER = shutil.which('chromium') or shutil.which('google-chrome')
 def pages():
     """The page of a case without stages, and of a pipeline over 64 GPUs."""
     found = {}
-    for name in ('multi_copy', 'pipeline_h100'):
-        prediction = load_case(EXAMPLES / f'{name}.yaml').predict()
+    for name, settings in (('multi_copy', []), ('pipeline_h100', FEW)):
+        prediction = load_case(EXAMPLES / f'{name}.yaml', settings).predict()
         found[name] = (prediction, answer_page(prediction, schedule='# a < b </script>\nsimpar: 1\n'))
     return found
 
@@ -91,7 +93,7 @@ def test_a_page_says_first_what_one_must_know_and_folds_the_rest(pages):
 
 def test_an_action_is_drawn_by_its_parts_and_not_as_one_box():
     """With everything recomputed a backward has parts of both, which fill its height together."""
-    prediction = load_case(EXAMPLES / 'pipeline_h100.yaml', ['plan.recompute=full', 'against={}']).predict()
+    prediction = load_case(EXAMPLES / 'pipeline_h100.yaml', ['plan.recompute=full', 'against={}', *FEW]).predict()
     row = data_of(answer_page(prediction))['sides'][0]['boxes'][0]
     kinds = {kind for _, _, kind, _, _ in row['parts']}
     assert kinds == {'F', 'R', 'B'}

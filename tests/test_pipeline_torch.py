@@ -26,7 +26,7 @@ MULTI = {
     'zb-v': ('ZBVZeroBubble', TWO),
     'dualpipe-v': ('DualPipeV', TWO),
 }
-GRID = some(product((1, 2, 3, 4, 5, 6), (*range(1, 13), 16)), 2)
+GRID = some(product((1, 2, 3, 4, 5, 6), (*range(1, 13), 16)), 4)
 
 
 def points(name):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tables import load_table
-from trains import trains
+from trains import ONCE, trains
 
 from simpar import Plan, Transformer
 from simpar.errors import Infeasible
@@ -24,7 +24,7 @@ FEED_FORWARD = load_table(__file__, 'FEED_FORWARD')
 @pytest.mark.parametrize('copies', [2])
 def test_a_transformer_with_strategies_of_single_operators_trains(workload, ranks, copies):
     plan = Plan(strategies=FEED_FORWARD[ranks], copies=copies, copies_loss='mean')
-    program = trains(workload, plan, ranks, steps=2)
+    program = trains(workload, plan, ranks, steps=ONCE)
     assert any(op.partition.startswith(f'{ranks}x') or op.operator == 'all_reduce' for op in program.op_classes)
 
 
@@ -43,7 +43,7 @@ def test_a_transformer_with_strategies_of_single_operators_trains(workload, rank
 )
 def test_degrees_give_what_strategies_leave_open(ranks, plan):
     workload = replace(GPT, model=replace(GPT.model, kv_heads=6))
-    trains(workload, plan, ranks, steps=2)
+    trains(workload, plan, ranks, steps=ONCE)
 
 
 def test_degrees_written_as_strategies_are_the_same_work():

@@ -139,7 +139,7 @@ OWN = """
 simpar: 1
 cluster: {profile: a100-sxm-8, stack: none}  # eight
 workload:
-  transformer: {layers: 4, hidden: 1024, heads: 8, vocab: 8192, sequence: 512}
+  transformer: {layers: 2, hidden: 1024, heads: 8, vocab: 8192, sequence: 512}
   batch: 16
   precision: bf16
   optimizer: adam

@@ -5,6 +5,8 @@ from dataclasses import fields
 
 import pytest
 from docs_tables import TABLES, held
+from every import EVERY
+from field_score import score_table
 from tables import load_table
 from trains import trains
 
@@ -65,8 +67,12 @@ def test_operators_share_the_keys_that_are_for_all():
     ('path', 'first', 'more', 'made'), TABLES, ids=[f'{path.stem} {first}' for path, first, *_ in TABLES]
 )
 def test_the_tables_of_the_docs_are_made_from_the_code(path, first, more, made):
-    """`python tests/docs_tables.py` writes them."""
-    assert held(path, first, more)[1] == made()
+    """`python tests/docs_tables.py` writes them; of launchers of public files every third is imported."""
+    told = held(path, first, more)[1]
+    if made is score_table and EVERY > 1:
+        assert set(score_table(3)[:-1]) < set(told)
+    else:
+        assert told == made()
 
 
 def test_any_operator_begins_a_stage_and_is_recomputed():

@@ -36,8 +36,14 @@ def test_a_job_with_a_slow_worker_takes_what_its_authors_say():
     assert np.mean(steps) / ideal == pytest.approx(theirs['blocking_slowdown'], rel=1e-3)
 
 
-def test_what_each_part_costs_is_what_the_authors_say():
-    found, theirs = straggling(read_job(JOBS / 'ST.csv.gz')), published('ST')
+def test_what_each_part_costs_is_what_the_authors_say_and_the_answer_says_who_straggles(printed, monkeypatch):
+    kept, theirs = [], published('ST')
+    monkeypatch.setattr('simpar.recording.straggling', lambda *of: kept.append(straggling(*of)) or kept[0])
+    told = printed('replay', JOBS / 'ST.csv.gz', '--scale', 'stage=3:0.9')
+    assert told.startswith('Stragglers make a step 1.18 times as long. Stage 3 alone costs 125% of that.')
+    assert 'on every data rank: it has more work.' in told.splitlines()[0]
+    assert 'with --scale' in told
+    (found,) = kept
     assert found.slowdown == pytest.approx(theirs['blocking_slowdown'], rel=1e-3)
     for parts, by in ((found.families, 'optype'), (found.data_ranks, 'dp_rank'), (found.stages, 'stage')):
         told = theirs[f'blocking_decompose_by_{by}']
@@ -128,13 +134,6 @@ def test_a_file_that_is_wrong_is_told_so(tmp_path, refused, text, says):
 )  # fmt: skip
 def test_a_scale_that_is_wrong_is_told_so(tmp_path, refused, text):
     assert f'--scale {text}' in refused('replay', written(tmp_path, table()), '--scale', text)
-
-
-def test_the_answer_says_who_straggles(tmp_path, printed):
-    told = printed('replay', JOBS / 'ST.csv.gz', '--scale', 'stage=3:0.9')
-    assert told.startswith('Stragglers make a step 1.18 times as long. Stage 3 alone costs 125% of that.')
-    assert 'on every data rank: it has more work.' in told.splitlines()[0]
-    assert 'with --scale' in told
 
 
 def test_a_packed_file_that_never_ends_is_not_read_to_its_end(tmp_path, monkeypatch):

@@ -86,7 +86,7 @@ def test_times_of_layers_are_those_of_the_pipelines_work():
     assert times.seconds_LP.sum() * 4 == pytest.approx(whole, rel=1e-6)
 
 
-@pytest.mark.parametrize(('name', 'micro_batches'), some(product(('zb-1p', 'zb-2p'), (4, 6, 8)), 2))
+@pytest.mark.parametrize(('name', 'micro_batches'), some(product(('zb-1p', 'zb-2p'), (4, 6, 8)), 4))
 def test_an_automatic_order_is_no_slower_than_1f1b(name, micro_batches):
     workload = Workload(model=Transformer(layers=8, hidden=1024, heads=8, vocab=1024, sequence=512), batch=24 * 4)
     plan = Plan(pipeline=4, micro_batches=micro_batches, order=name)

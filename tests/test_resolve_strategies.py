@@ -211,8 +211,10 @@ def every_strategy(workload, devices):
         yield replace(workload, model=replace(workload.model, layers=layers))
 
 
-@pytest.mark.parametrize('widths', some([(64, 16, 64), (16, 64, 16), (8, 8, 64), (64, 64, 8)], 2))
-@pytest.mark.parametrize('slices', [Plan(), Plan(micro_batches=2, copies=2)])
+@pytest.mark.parametrize(
+    ('widths', 'slices'),
+    some(product([(64, 16, 64), (16, 64, 16), (8, 8, 64), (64, 64, 8)], [Plan(), Plan(micro_batches=2, copies=2)])),
+)
 def test_exact_moves_no_more_than_any_strategy_without_scattered_sums(widths, slices):
     workload, plan = chain(*widths, batch=32), replace(slices, search='exact', all_to_all=True)
     found = find_strategies(workload, plan, FOUR)

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 from every import some
 from sabotage import change_ops
+from trains import ONCE
 
 from simpar.errors import Infeasible, NumericsWrong
 from simpar.lower import lower
@@ -156,7 +157,7 @@ def test_chunks_train_as_torch_does_with_whole_samples(name):
     made, asked, ranks = PLANS[name]
     program = lower(made, asked, ranks)
     validate(program)
-    assert check(program, made, asked, steps=2).worst.error < 1e-11
+    assert check(program, made, asked, steps=ONCE).worst.error < 1e-11
     assert left_over(program) <= {'loss', 'gradients.squares'}
 
 

@@ -142,9 +142,9 @@ def rows():
 
 @cache
 def scored():
-    """Plans of the suite: each third, and all of latent attention; `make prove NAME=every` takes all."""
+    """Plans of the suite: each sixth, and all of latent attention; `make prove NAME=every` takes all."""
     plans = measured(rows())
-    taken = {id(plan) for plan in some(plans)}
+    taken = {id(plan) for plan in some(plans, 6)}
     return memory_pairs([row for plan in plans if id(plan) in taken or is_latent(plan[0]) for row in plan])
 
 
@@ -155,7 +155,7 @@ def is_latent(row):
 def test_memory_of_megatrons_own_runs_is_within_its_bars():
     pairs, _ = scored()
     score = memory_score(pairs)
-    assert score.plans >= (95 if EVERY == 1 else 32)
+    assert score.plans >= (95 if EVERY == 1 else 16)
     assert score.peak <= 0.01
     assert score.near >= 0.95
     assert score.low <= 0.05
@@ -168,7 +168,7 @@ def test_experts_and_latent_attention_are_among_them():
     latent = [pair for pair in pairs if is_latent(pair.row)]
     experts = [pair for pair in pairs if pair.row.whole('n_experts') > 1]
     assert len(latent) >= 3
-    assert len(experts) >= (12 if EVERY == 1 else 4)
+    assert len(experts) >= (12 if EVERY == 1 else 2)
     assert max(abs(pair.peak_error) for pair in latent) <= 0.015
     assert sorted(abs(pair.peak_error) for pair in experts)[len(experts) // 2] <= 0.02
 

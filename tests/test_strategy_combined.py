@@ -11,7 +11,7 @@ import torch
 from combined_cases import combined_case
 from every import some
 from sabotage import change_ops
-from trains import trains
+from trains import ONCE, trains
 
 from executor import draws
 from executor.inprocess import InProcess
@@ -69,7 +69,7 @@ def test_a_weight_gathered_over_other_ranks_is_found():
     hybrid = load_case(HYBRID)
     wrong = change_ops(hybrid.program, 'layer1.weights.2x2.all_gather.F', partition='2x1')
     with pytest.raises(NumericsWrong):
-        check(wrong, hybrid.workload, hybrid.plan)
+        check(wrong, hybrid.workload, hybrid.plan, steps=1)
 
 
 # Strategies of single operators, capacity and unfused attention beside experts, context ranks and DualPipe, trained
@@ -111,7 +111,7 @@ BESIDE = {
 def test_a_plan_trains_as_the_unsharded_model_does(name):
     plan, more = BESIDE[name]
     workload = Workload(model=Transformer(**{**MODEL, **more}), batch=8)
-    trains(workload, plan, plan.data * plan.context * plan.tensor * plan.pipeline if plan.data else 4)
+    trains(workload, plan, plan.data * plan.context * plan.tensor * plan.pipeline if plan.data else 4, steps=ONCE)
 
 
 def test_a_ring_sends_keys_and_values_once_for_scores_and_once_for_values():
@@ -168,6 +168,6 @@ def test_the_quick_start_tutorial_trains_on_eight_ranks(monkeypatch):
 @pytest.mark.parametrize('search', ['', 'exact'])
 def test_searched_examples_compute_what_autograd_computes(name, search):
     case = load_case(EXAMPLES / f'{name}.yaml', [f'plan.search={search}'] if search else [])
-    report = check(case.program, case.workload, case.plan, steps=2)
+    report = check(case.program, case.workload, case.plan, steps=ONCE)
     parameters = sum(tensor.kind == 'parameter' for tensor in case.program.tensors)
-    assert len(report.deviations) == 2 * (1 + 2 * parameters)
+    assert len(report.deviations) == ONCE * (1 + 2 * parameters)

@@ -415,11 +415,12 @@ def test_bars_are_as_long_as_the_steps_and_their_parts(tmp_path):
     assert words[1].strip() == answer.results[1].outcome.reason
 
 
-def test_of_very_many_rows_the_fastest_are_drawn(tmp_path):
-    answer = load_sweep(write(tmp_path), sweeps=[f'cluster.links.nvlink={[1 + n / 200 for n in range(120)]}']).predict()
+def test_of_very_many_rows_the_fastest_are_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr('simpar.sweep.plot.MOST_ROWS', 10)
+    answer = load_sweep(write(tmp_path), sweeps=[f'cluster.links.nvlink={[1 + n / 200 for n in range(12)]}']).predict()
     figure = bars(answer)
-    assert len(figure.axes[0].texts) == 100
-    assert '20 slower rows not drawn' in figure.texts[0].get_text()
+    assert len(figure.axes[0].texts) == 10
+    assert '2 slower rows not drawn' in figure.texts[0].get_text()
     assert best_summary(answer, exact=False)[:40] == figure.texts[0].get_text()[:40]
 
 

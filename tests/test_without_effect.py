@@ -145,10 +145,9 @@ def _strategies(draw, world):
 
 
 SEEDS = range(90) if EVERY == 1 else (
-    3, 4, 5, 6, 7, 14, 15, 17, 24, 25, 28, 30, 33, 34, 35, 36, 41, 46, 47, 48, 49, 50, 51, 53, 60, 61, 62, 65, 66, 68,
-    70, 73, 75, 77, 80, 83, 84, 85, 86, 88, 89,
+    5, 7, 24, 25, 30, 33, 34, 35, 36, 46, 50, 53, 60, 61, 65, 73, 75, 77, 84, 85,
 )  # fmt: skip
-"""Of ninety schedules those that together tell each key twice, and twice leave it untold, where any do."""
+"""Of ninety schedules those that together tell each key, leave it untold, and have each rule, where any do."""
 MOST = 8
 """Schedules that each rule is held on."""
 INERT = tuple(key for key, row in ROWS.items() if row.inert and key.startswith('plan.'))
@@ -356,7 +355,7 @@ def hashes(case):
     return case.program.hash, case.baseline.program.hash if case.baseline else None
 
 
-@pytest.mark.parametrize('example', some(EXAMPLES), ids=lambda path: path.stem)
+@pytest.mark.parametrize('example', some(EXAMPLES, 6), ids=lambda path: path.stem)
 def test_a_resolved_example_is_the_same_program_and_resolves_to_itself(example, tmp_path):
     case = load_case(example, SMALLER.get(example.stem, []))
     tree = written_out(case)
