@@ -17,8 +17,8 @@ from statistics import fmean
 from simpar.predict import step_of
 from simpar.profiles import load_stack
 from simpar.shipped import measured_folder
+from simpar.validate.anchor import BOUNDS, with_numbers
 from simpar.validate.columns import Skipped
-from simpar.validate.fit import BOUNDS, with_numbers
 from simpar.validate.rows import Row, is_for_fitting, read_rows
 from simpar.validate.run import null_rates, null_seconds
 from simpar.validate.settings import schedule_tree

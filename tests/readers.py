@@ -50,8 +50,7 @@ from simpar.schedule.schedule import load_rows
 from simpar.sweep.journal import Journal, Wanted
 from simpar.trace_files import load_trace
 from simpar.traces import read_traces
-from simpar.validate.anchor import AnchorFile
-from simpar.validate.fit import read_own_step
+from simpar.validate.anchor import AnchorFile, read_own_step
 from simpar.validate.memory import measured
 from simpar.validate.rows import read_rows
 

@@ -10,8 +10,7 @@ from tables import load_table
 import simpar
 from simpar.cli import main
 from simpar.numbers import RANGE, numbers_of, steps_of
-from simpar.validate.anchor import anchored
-from simpar.validate.fit import BOUNDS
+from simpar.validate.anchor import BOUNDS, anchored
 
 TWO_NODES = load_table(__file__, 'TWO_NODES')
 

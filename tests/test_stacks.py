@@ -19,7 +19,7 @@ from simpar.lower import lower
 from simpar.model.library.experts import Experts
 from simpar.predict import OF_STACKS, predict, step_of
 from simpar.profiles import DEFAULT, choices_in, cluster, load_profile, load_stack, stack_names, stack_of
-from simpar.validate.fit import BOUNDS
+from simpar.validate.anchor import BOUNDS
 from simpar.workload import Adam, Transformer, Workload
 
 MODEL = Transformer(layers=2, hidden=512, heads=8, vocab=1024, sequence=128)

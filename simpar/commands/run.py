@@ -37,7 +37,7 @@ def run_command(options: argparse.Namespace) -> int:
     # What is asked besides: its key in JSON, its value there, and its lines.
     more: list[tuple[str, Any, Iterable[str]]] = []
     if options.fit:
-        from simpar.validate.fit import fitted_case, read_own_step
+        from simpar.validate.anchor import fitted_case, read_own_step
 
         case, found = fitted_case(case, read_own_step(options.fit))
         more.append(('fitted', asdict(found), [found.line]))

@@ -532,6 +532,7 @@ class _Court:
 
     def _matters(self, cause: Cause) -> bool:
         """Whether a cause is strong enough to be named."""
+        disturbed = 0.0
         if cause.kind in (*RATIOS, 'latency'):
             factor = cause.amount
             if cause.kind == 'latency':
@@ -540,16 +541,11 @@ class _Court:
             shorter = factor < 1 and self.step > (1 - SHORTER) * self.told_step
             if shorter or abs(factor - 1) < LEAST:
                 return False
+            # Seconds by which all ops of its kind, those that compute or those that communicate, vary.
+            alike = self.sites.computes == (cause.kind in ('compute', 'compute beside communication'))
+            disturbed = float((self.seen.disturbed * self.sites.share)[alike].sum())
         whole = float(((self.told.run + self.told.delay) * self.sites.share).sum())
-        return cause.seconds > max(MATTERS * whole, STANDS_OUT * self._disturbed(cause))
-
-    def _disturbed(self, cause: Cause) -> float:
-        """Seconds by which all ops of a cause's kind, those that compute or those that communicate, vary."""
-        if cause.kind not in (*RATIOS, 'latency'):
-            return 0.0
-        computes = cause.kind in ('compute', 'compute beside communication')
-        alike = self.sites.computes == computes
-        return float((self.seen.disturbed * self.sites.share)[alike].sum())
+        return cause.seconds > max(MATTERS * whole, STANDS_OUT * disturbed)
 
 
 # The sentence that names a cause, and a diagnosis as JSON.

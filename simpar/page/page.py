@@ -108,16 +108,19 @@ def _few(bars: Sequence[panel.Bar], step: float) -> Sequence[panel.Bar]:
 def _columns(bars: list[panel.Bar], ops: dict[str, int], unit: float) -> Columns:
     """Bars in order of time: begin, wait for peers and run in ticks; op, copy."""
     ordered = sorted(bars, key=lambda bar: bar.arrive)
-    begins = [round(bar.arrive / unit) for bar in ordered]
-    starts = [round(bar.start / unit) for bar in ordered]
+    times = np.array([(bar.arrive, bar.start, bar.end) for bar in ordered]).reshape(-1, 3)
     return {
-        'begin': begins,
-        'wait': [start - begin for start, begin in zip(starts, begins, strict=True)],
-        'run': [round(bar.end / unit) - start for bar, start in zip(ordered, starts, strict=True)],
+        **timed(times.T, unit),
         'op': [ops.setdefault(bar.name, len(ops)) for bar in ordered],
         'copy': [-1 if bar.copy is None else bar.copy for bar in ordered],
         'micro_batch': [bar.micro_batch for bar in ordered],
     }
+
+
+def timed(times: Any, unit: float) -> Columns:
+    """Begin, wait for peers and run of ops, in ticks. Arguments: ``times``, when they arrive, start and end."""
+    ticks = np.diff(np.rint(np.asarray(times) / unit).astype(np.int64), axis=0, prepend=0)
+    return dict(zip(('begin', 'wait', 'run'), ticks.tolist(), strict=True))
 
 
 def _boxes(trace: Trace, unit: float) -> list[Columns]:

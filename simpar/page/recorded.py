@@ -6,9 +6,8 @@ from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simpar.page.page import MOST_SPANS, TICKS, framed, template
+from simpar.page.page import MOST_SPANS, TICKS, framed, template, timed
 from simpar.traces import Figures, RankTrace, figures, whole
 from simpar.traces.blame import Meeting, meetings_of
 from simpar.traces.table import COMMUNICATION, COPY, NANOSECOND, Ints, Kernels
@@ -126,17 +125,12 @@ def _rows(
     }
     for stream in sorted(computes, key=lambda one: (not computes[one], len(one), one)):
         mine = np.flatnonzero(kernels.stream == stream)
-        begin, run, end = (
-            (times[mine] - at) / unit for times, at in ((kernels.begin, origin), (start, 0), (kernels.end, origin))
-        )
-        ticks: list[NDArray[np.int64]] = [np.rint(times).astype(np.int64) for times in (begin, run, end)]
+        times = (kernels.begin[mine] - origin, start[mine], kernels.end[mine] - origin)
         told = zip(*(column[mine].tolist() for column in (kernels.name, kernels.kind, kernels.type)), strict=True)
         nothing = [-1] * len(mine)
         yield {
             'label': f'stream {stream}' if stream else 'messages',
-            'begin': ticks[0].tolist(),
-            'wait': (ticks[1] - ticks[0]).tolist(),
-            'run': (ticks[2] - ticks[1]).tolist(),
+            **timed(times, unit),
             'op': [ops.setdefault(_op(*one), len(ops)) for one in told],
             'copy': nothing,
             'micro_batch': nothing,

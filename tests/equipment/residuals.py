@@ -22,8 +22,8 @@ from simpar.interval import ANY, DEVICE, HOST, LEVEL, Spread, spread_for, unsure
 from simpar.predict import step_of
 from simpar.profiles import load_profile, profile_of_hardware
 from simpar.schedule import schedule_of
+from simpar.validate.anchor import with_numbers
 from simpar.validate.columns import Skipped
-from simpar.validate.fit import with_numbers
 from simpar.validate.rows import Row
 from simpar.validate.run import Pair, groups, size_of
 from simpar.validate.settings import schedule_tree
