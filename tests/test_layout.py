@@ -78,8 +78,6 @@ def test_axes_that_count_on_become_one():
 @pytest.mark.parametrize(
     ('build', 'message'),
     [
-        (lambda: Layout((2, 4), ('dp',)), 'has 2 axes, but the names are'),
-        (lambda: Layout((2, 4), ('dp', 'dp')), 'all different'),
         (lambda: Layout((2, 4), ('dp', 'mp'))('tp', None), "no axis is called 'tp'; there are dp, mp"),
         (lambda: Layout((2, 4), ('dp', 'mp'))('mp', 'mp'), 'has no place in 8 ranks beside the other axes'),
         (lambda: mapped(8, (3,), [[0]]), 'of 3 ranks does not divide 8'),

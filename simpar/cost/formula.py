@@ -93,22 +93,20 @@ class Terms(NamedTuple):
     text: str
 
 
-class Phase(NamedTuple):
-    """A collective of ``members`` over the link of a level, of a part of the vector."""
-
-    level: int
-    operator: str
-    part: float
-    members: int
-    algorithm: str
-
-
 class Stage(NamedTuple):
     """How many communicate over the link of a level, and by which algorithm."""
 
     level: int
     members: int
     algorithm: str
+
+
+class Phase(NamedTuple):
+    """A collective over the link of a level, of a part of the vector."""
+
+    operator: str
+    stage: Stage
+    part: float = 1.0
 
 
 Use = tuple[int, float, float]
@@ -125,11 +123,11 @@ def terms(op: OpClass, shape: Shape, topology: Topology, library: Library, *, gr
     crossed = [level for level, members in enumerate(shape.members) if members > 1]
     stages = [message.stage(level) for level in crossed]
     if operator not in _PASSES:
-        return message.phases([_whole(SEND, stages[-1])])
+        return message.phases([Phase(SEND, stages[-1])])
     if 'once' in op.dims and shape.nodes > 1:
         return message.once_a_node()
     if exchanged(op, library):
-        return message.phases([_whole(EXCHANGE, stages[-1])])
+        return message.phases([Phase(EXCHANGE, stages[-1])])
     if has_rules(library.tuning, operator):
         return message.by_rule(stages, graph=graph)
     if library.tuning in _LL_MOST and operator != PAIRWISE:
@@ -146,10 +144,6 @@ def exchanged(op: OpClass, library: Library) -> bool:
     return op.operator == 'all_reduce' and library.exchange is not None and op.bytes <= library.exchange.value
 
 
-def _whole(operator: str, stage: Stage, part: float = 1.0) -> Phase:
-    return Phase(stage.level, operator, part, stage.members, stage.algorithm)
-
-
 def _plan(operator: str, stages: Sequence[Stage], *, near: bool = False) -> list[Phase]:
     """HCCL's phases, each on its part of the vector.
 
@@ -162,11 +156,11 @@ def _plan(operator: str, stages: Sequence[Stage], *, near: bool = False) -> list
     part = 1.0
     if operator == 'all_reduce' and not any(stage.algorithm in WHOLE for stage in stages):
         for stage in stages[:-1]:
-            plan += [_whole(one, stage, part) for one in ('reduce_scatter', 'all_gather')]
+            plan += [Phase(one, stage, part) for one in ('reduce_scatter', 'all_gather')]
             part /= stage.members
-        return [*plan, _whole(operator, stages[-1], part)]
+        return [*plan, Phase(operator, stages[-1], part)]
     for stage in stages if near else reversed(stages):
-        plan.append(_whole(operator, stage, part))
+        plan.append(Phase(operator, stage, part))
         part /= stage.members if operator not in (PAIRWISE, 'all_reduce') else 1
     # An all-gather is a reduce-scatter backwards.
     return plan if COLLECTIVES[operator].adds else plan[::-1]
@@ -219,7 +213,7 @@ class _Message:
 
     def over(self, size: float, phase: Phase) -> Use:
         """What a phase does. Arguments: ``size``, bytes of the full vector."""
-        level, operator, part, members, algorithm = phase
+        operator, (level, members, algorithm), part = phase
         link = self.topology.links[level]
         # Members behind one network card share its rate; of a ring's members one sends out of a node.
         sharers = 1 if operator == SEND else self.sharers(link)
@@ -232,7 +226,7 @@ class _Message:
     def phases(self, plan: list[Phase]) -> Terms:
         """One phase after the other: Σ steps · latency + Σ bytes / rate."""
         links = self.topology.links
-        names = [f'{one.operator} by {one.algorithm} of {one.members} over {links[one.level].name}' for one in plan]
+        names = [f'{operator} by {by} of {of} over {links[level].name}' for operator, (level, of, by), _ in plan]
         return self.made(', then '.join(names), [self.over(self.op.bytes, phase) for phase in plan])
 
     def by_rule(self, named: list[Stage], *, graph: bool) -> Terms:

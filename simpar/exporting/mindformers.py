@@ -1,7 +1,7 @@
 """MindFormers' YAML of a plan, and the JSON of overlap passes beside it."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any, Final
 
@@ -15,9 +15,7 @@ SPEED_UP: Final = 'parallel_speed_up.json'
 def mindformers_keys(values: Values) -> list[Said]:
     """The keys of MindFormers. Raises ``ScheduleError`` for a model that it has none for."""
     need_transformer(values, 'MindFormers')
-    facts = _facts(values)
-    said = [*direct('mindformers', values, facts, MINDFORMERS.table), *_recompute(values)]
-    return [*said, *direct('mindformers_behind', values, facts)]
+    return list(direct('mindformers', values, _facts(values), MINDFORMERS.table))
 
 
 def _facts(values: Values) -> dict[str, Any]:
@@ -32,7 +30,7 @@ def _facts(values: Values) -> dict[str, Any]:
     ranks, chunks = plan('pipeline'), plan('chunks') or 1
     more = [one - _blocks(values) // (ranks * chunks) for one in plan('stages')]
     rows = [more[start : start + ranks] for start in range(0, len(more), ranks)]
-    order = plan('order')
+    order, (full, some) = plan('order'), _recomputed(values)
     return values.facts | {
         'head_dim': not model('kv_lora_rank') and model('head_dim') * heads != model('hidden'),
         'rotary': model('position', '') == 'rotary',
@@ -61,6 +59,11 @@ def _facts(values: Values) -> dict[str, Any]:
         'shards': values.sharded > 0,
         'threshold': plain(bytes_of(plan('shard_threshold')) / 1024) if values.sharded else 0,
         'accumulate': plan('accumulate') == 'sharded',
+        'recomputes': plan('recompute') not in ('none', (), []),
+        'communicates': plan('recompute_communication'),
+        'slices': plan('recompute_inputs') == 'sharded',
+        'full': full,
+        'some': some,
         'clips': values.work('clip_norm') > 0,
         'passes': passes_of(values) and f'./{SPEED_UP}',
     }
@@ -70,23 +73,15 @@ def _blocks(values: Values) -> int:
     return int(values.model('layers') + values.model('mtp_layers'))
 
 
-def _recompute(values: Values) -> Iterator[Said]:
+def _recomputed(values: Values) -> tuple[Any, Any]:
     """Full layers, the norms and activation of all, or a number of each for each stage."""
-    wanted, keys = values.plan('recompute'), ('plan.recompute',)
-    if wanted not in ('none', (), []):
-        communicates = values.plan('recompute_communication')
-        yield Said('recompute_config.mp_comm_recompute', communicates, ('plan.recompute_communication',))
-    if values.plan('recompute_inputs') == 'sharded':
-        yield Said('recompute_config.recompute_slice_activation', True, ('plan.recompute_inputs',))
+    wanted = values.plan('recompute')
     patterns = [] if isinstance(wanted, str) else list(wanted)
-    full, some = 'recompute_config.recompute', 'recompute_config.select_recompute'
     of_layers = [one.split('.', 1) for one in patterns if one.startswith('layer') and '*' not in one.split('.')[0]]
     if not of_layers:
         parts = {one.rpartition('.')[2].rstrip('*') for one in patterns}
         cheap = bool(patterns) and any(one.startswith('norm') for one in parts)
-        yield Said(full, wanted == 'full', keys)
-        yield Said(some, cheap, keys)
-        return
+        return wanted == 'full', cheap
     stages = list(values.plan('stages'))
     count = values.plan('pipeline') * (values.plan('chunks') or 1)
     stages = stages or [_blocks(values) // count] * count
@@ -96,12 +91,11 @@ def _recompute(values: Values) -> Iterator[Said]:
     counts, selected = ([len(layers & span) for span in spans] for layers in (whole, parts))
     # The first layers count those that are recomputed in full.
     selected = [one and one + more for one, more in zip(selected, counts, strict=True)]
-    yield Said(full, counts if any(counts) else False, keys)
+    full = counts if any(counts) else False
     if any(selected) and {rest for _, rest in of_layers if rest != '*'} == {values.model('activation', '')}:
         # The activation alone: what MindFormers multiplies, and the function of its gate.
-        yield Said(some, {r'feed_forward\.mul': selected, r'feed_forward\.w1\.activation\.silu': [*selected]}, keys)
-    else:
-        yield Said(some, selected if any(selected) else False, keys)
+        return full, {r'feed_forward\.mul': selected, r'feed_forward\.w1\.activation\.silu': [*selected]}
+    return full, selected if any(selected) else False
 
 
 def passes_of(values: Values) -> list[str]:

@@ -3,7 +3,7 @@
 import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from itertools import combinations
 from pathlib import Path
@@ -191,12 +191,8 @@ class Cluster:
 
     def __repr__(self) -> str:
         # Figures of the profile and of the stack would be 6,000 characters and more.
-        stack = self.stack.name if self.stack else ''
-        more = {
-            'slow': self.slow, 'links': self.links, 'stack': stack,
-            'work_queues': self.work_queues, 'spread': self.spread, 'expansion_mode': self.expansion_mode,
-            'placement': self.placement,
-        }  # fmt: skip
+        more = {one.name: getattr(self, one.name) for one in fields(self)[3:]}
+        more['stack'] = self.stack.name if self.stack else ''
         changed = ''.join(f', {key}={value!r}' for key, value in more.items() if value)
         return f'Cluster({self.profile.name!r}, nodes={self.nodes!r}, devices={self.devices!r}{changed})'
 

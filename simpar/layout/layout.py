@@ -141,8 +141,8 @@ def mapped(
 class Layout:
     """A device matrix whose axes have names, as MindSpore's ``Layout((2, 2, 2), ('dp', 'sp', 'mp'))``.
 
-    Called with one alias, several, or None for each tensor dim it gives the tensor's layout. Arguments: ``world``,
-    ranks; 0: those of the matrix. Raises ``Infeasible`` where sizes and names do not match.
+    Called with one alias, several, or None for each tensor dim it gives the tensor's layout. Arguments: ``aliases``,
+    the keys of ``plan.device_matrix``, so that all differ; ``world``, ranks; 0: those of the matrix.
     """
 
     matrix: tuple[int, ...]
@@ -150,11 +150,6 @@ class Layout:
     world: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.matrix) != len(self.aliases) or len(set(self.aliases)) != len(self.aliases):
-            raise Infeasible(
-                f'a device matrix {self.matrix} has {len(self.matrix)} axes, but the names are {self.aliases}; '
-                'write one name for each axis, all different'
-            )
         object.__setattr__(self, 'world', self.world or prod(self.matrix))
 
     def __call__(self, *dims: Alias, partial: Alias = None) -> TensorLayout:

@@ -496,7 +496,6 @@ class Rotary(base.SameShape, base.Sharded, base.Unary):
 # RMSNorm of every head of queries and of keys with one gain for all (Qwen 3), or of all heads together (OLMo 2).
 
 GAINS = ('q_gain', 'k_gain')
-QK_NORM = Qkv('QkNorm')
 
 
 @base.operator
@@ -508,7 +507,8 @@ class QkNorm(base.SameShape, base.Trained, base.Unary):
     """
 
     key = 'qk_norm'
-    primitives = {'qk_norm': QK_NORM}
+    primitives = {'qk_norm': Qkv('QkNorm')}
+    full = True
 
     heads: Heads
     epsilon: float = norm.EPSILON
@@ -518,10 +518,6 @@ class QkNorm(base.SameShape, base.Trained, base.Unary):
         """Split by batch, by sequence and by groups; every rank has the gains in full."""
         rule = self.heads.rows(name, *reads)
         return replace(rule, fixed={**rule.fixed, 'g': operators.NORMALISED}) if self.whole else rule
-
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[base.Step]:
-        """One primitive; its gains are full."""
-        yield base.Step(primitive=QK_NORM, reads=reads, shape=result)
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """The gains of queries and of keys."""
@@ -577,9 +573,6 @@ class LatentJoin(AttentionCore):
         return strategy[0]
 
 
-LATENT_NORM = Rows('LatentNorm')
-
-
 def row_axes(name: str, x: Shape, result: Shape) -> Rule:
     """Every dim but the last may be split."""
     names = (*dim_names(x)[:-1], ONE)
@@ -594,7 +587,8 @@ class LatentNorm(base.Trained, base.Unary):
     """
 
     key = 'latent_norm'
-    primitives = {'latent_norm': LATENT_NORM}
+    primitives = {'latent_norm': Rows('LatentNorm')}
+    full = True
 
     features: int
     epsilon: float = norm.EPSILON
@@ -606,10 +600,6 @@ class LatentNorm(base.Trained, base.Unary):
     def axes(self, name: str, *reads: Shape) -> Rule:
         """Rows; every rank has the gain in full."""
         return row_axes(name, reads[0], self.result_shape(0, *reads))
-
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[base.Step]:
-        """One primitive; its gain is full."""
-        yield base.Step(primitive=LATENT_NORM, reads=reads, shape=result)
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """The gain."""

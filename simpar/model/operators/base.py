@@ -128,6 +128,8 @@ class Operator(ABC):
     """Where the sum behind it may be scattered, how many inputs stand in its strategy; 0: it may not."""
     roles: ClassVar[tuple[str, ...]] = ('x',)
     """The roles of what it reads, in its ops."""
+    full: ClassVar[bool] = False
+    """Its parameters are full, so that its primitive does not read them."""
 
     pipeline_stage: int | None = None
     recompute: bool = False
@@ -235,7 +237,7 @@ class Operator(ABC):
         Arguments: ``reads``, names; shape of its ``result``.
         """
         (primitive,) = self.primitives.values()
-        own = self.parameters(result)
+        own = () if self.full else self.parameters(result)
         # An embedding's strategy has the weight before the tokens (``lead`` 1).
         inputs: tuple[str | Parameter, ...] = (*own, *reads) if self.lead else (*reads, *own)
         yield Step(primitive=primitive, reads=inputs, shape=result, call=self.call(result))

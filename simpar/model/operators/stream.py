@@ -1,6 +1,5 @@
 """Operators of a transformer's residual stream: position embedding, dropout, the sum of a residual and a branch."""
 
-from collections.abc import Iterator
 from typing import Final
 
 from simpar.layout import ONE, Rule, TensorLayout
@@ -103,6 +102,7 @@ class Residual(base.SameShape, base.Trained):
     key = 'residual'
     primitives = {'residual': pointwise.ADD}
     roles = ('x', 'z', 'keys')
+    full = True
 
     bias_of: str = ''
     dropout: float = 0.0
@@ -113,10 +113,6 @@ class Residual(base.SameShape, base.Trained):
         names = dim_names(x)
         fixed = {names[-1]: 'is the dim of a full bias'} if self.bias_of else {}
         return Rule(name, (names, names, *(names[:1] for _ in keys)), names, (x, z, *keys), x, names, fixed)
-
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[base.Step]:
-        """The sum; the bias is full."""
-        yield base.Step(primitive=pointwise.ADD, reads=reads, shape=result)
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """The product's bias."""
