@@ -56,8 +56,8 @@ def test_virtual_accelerators_also_tell_launches_the_clock_under_load_and_the_wa
     write_profile(tmp_path / 'mine.yaml', calibrate(load_record(tmp_path / 'record.json')))
     profile = load_profile(tmp_path / 'mine.yaml')
     assert {(row['mode'], row['phase']) for row in record['launches']} == {*itertools.product(('eager', 'graph'), 'FI')}
-    # Eagerly, each op is issued by itself; from a graph, none is.
-    assert profile.host.issue['eager'].value > profile.host.issue['graph'].value > 0
+    # Eagerly, each op is issued by itself, in milliseconds where Python stands in; from a graph, none is.
+    assert 0.5 > profile.host.issue['eager'].value > profile.host.issue['graph'].value > 0
     assert 0 < profile.device.sustained.value <= 1
     link = profile.host_link
     assert (link.bandwidth.value, link.latency.value) == (pytest.approx(50e9, rel=0.01), pytest.approx(1e-5, rel=0.01))

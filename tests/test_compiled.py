@@ -117,14 +117,14 @@ def test_python_runs_the_source_of_kernels_on_the_same_arrays():
 SMALL_ONES = {
     'multi_copy.yaml': (),
     'overlap.yaml': (),
-    'optimizer_parallel.yaml': (),
-    'tiles.yaml': (),
-    'hybrid_strategies.yaml': (),
     'pipeline_h100.yaml': ('plan.micro_batches=4', 'workload.transformer.layers=8'),
+    'tiles.yaml': (),
+    'optimizer_parallel.yaml': (),
+    'hybrid_strategies.yaml': (),
 }
 
 
-@pytest.mark.parametrize('file', SMALL_ONES)
+@pytest.mark.parametrize('file', some(SMALL_ONES, 2))
 def test_whoever_runs_a_kernel_it_writes_the_same_to_the_bit(file, monkeypatch):
     """Every call of a prediction, by Python and by numba on copies of its arrays, none of which overlap."""
     calls = []

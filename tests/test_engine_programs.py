@@ -149,7 +149,7 @@ def named(costs):
 
 @pytest.mark.parametrize('effects', [Effects(), IDEAL], ids=['all', 'ideal'])
 def test_shapes_and_hashes_tell_what_lists_tell(effects, monkeypatch):
-    for seed in range(12):
+    for seed in some(range(12)):
         program, hardware = drawn(seed)
         by_shape = price(program, hardware, effects)
         monkeypatch.setattr(ClusterCollectives, 'shapes_tell', False)

@@ -6,6 +6,7 @@ import pytest
 from every import draws
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import load_table
 
 from simpar.errors import Infeasible
 from simpar.lower import lower
@@ -56,30 +57,11 @@ def test_a_bucket_stays_below_its_size_and_could_take_no_more(sizes, limit):
 
 
 @pytest.mark.parametrize(
-    ('plan', 'expected'),
-    [
-        (Plan(), ['3', '2', '1', '0']),
-        (Plan(fusion='none'), ['3', '2', '1', '0']),
-        (Plan(fusion='all'), ['0123']),
-        (Plan(fusion='stage'), ['0123']),
-        (Plan(fusion='auto'), ['0123']),
-        (Plan(fusion=2.5 * SIZE), ['23', '01']),
-        (Plan(fusion=2.0 * SIZE), ['3', '2', '1', '0']),
-        (Plan(fusion=4.0 * SIZE), ['3', '012']),
-        (Plan(fusion=(1,)), ['3', '012']),
-        (Plan(fusion=(1, 3)), ['3', '12', '0']),
-        (Plan(fusion='ids'), ['0123']),
-        (Plan(fusion='ddp'), ['0123']),
-        (Plan(fusion='fsdp'), ['3', '2', '1', '0']),
-        (Plan(fusion='ids', fusion_ids=(1, 2, 2, 1)), ['12', '03']),
-        (Plan(fusion='ids', fusion_ids=(0, 7, 7, 0)), ['3', '12', '0']),
-    ],
-    ids=str,
+    ('keys', 'expected'), load_table(__file__, 'test_sums_of_gradients_in_the_order_of_the_backward')
 )
-def test_sums_of_gradients_in_the_order_of_the_backward(plan, expected):
+def test_sums_of_gradients_in_the_order_of_the_backward(keys, expected):
     """Split points count from the gradient that is ready first; a message goes when its last member is ready."""
-    plan = Plan(data=2, fusion=plan.fusion, fusion_ids=plan.fusion_ids)
-    assert messages(lower(chain(), plan, 2)) == expected
+    assert messages(lower(chain(), Plan(data=2, **keys), 2)) == [*expected]
 
 
 def test_buckets_of_ddp_are_closed_by_the_gradient_that_reaches_their_size():
