@@ -22,7 +22,7 @@ from simpar.planner import load_planning
 from simpar.planner.answer import Answer
 from simpar.planner.judge import Judge
 from simpar.planner.render import render
-from simpar.planner.search import search
+from simpar.planner.search import Search
 from simpar.planner.space import KEYS
 from simpar.schedule.contents import FREE
 from simpar.sweep.answer import predicted
@@ -83,7 +83,7 @@ def winner(seed: str) -> Row:
             break
     begin = time.process_time()
     judge = Judge(space, cluster_of(space.base))
-    found = search(space, judge, lambda paths: ((path, predicted(space.schedule(path))) for path in paths))
+    found = Search(space, judge, lambda paths: ((path, predicted(space.schedule(path))) for path in paths)).run()
     return {
         'plans': space.count,
         'fit': len(every),

@@ -32,7 +32,7 @@ from simpar.hardware.net import Net, parse_net
 from simpar.planner.answer import USUAL, Answer, answer_of, told
 from simpar.planner.judge import Judge
 from simpar.planner.search import Path as Place
-from simpar.planner.search import search
+from simpar.planner.search import Search
 from simpar.planner.space import Space, refused, space_of
 from simpar.schedule import Schedule, load_schedule
 from simpar.schedule.contents import Planner
@@ -126,7 +126,7 @@ def planned(space: Space, net: Net) -> Answer:
         yield from ((path, _outcome(space.schedule(path), net)) for path in paths)
 
     shaped = _case(space.schedule((0,) * len(space.keys)), net).cluster
-    return answer_of(space, search(space, Judge(space, shaped), evaluate), USUAL)
+    return answer_of(space, Search(space, Judge(space, shaped), evaluate).run(), USUAL)
 
 
 def _every(space: Space, net: Net) -> Iterator[Chosen]:

@@ -72,6 +72,8 @@ def test_rules_are_about_facts_that_there_are():
     for condition in conditions:
         for fact in condition.split(' & '):
             assert facts.hold(fact.lstrip('!')) != facts.hold(f'!{fact.lstrip("!")}')
+            for owner, name in re.findall(r'(plan|asked|workload|model)\.(\w+)', fact):
+                assert hasattr({'model': case.workload.model, 'workload': case.workload}.get(owner, case.plan), name)
 
 
 def test_tables_of_launchers_and_frameworks_name_keys_that_there_are():

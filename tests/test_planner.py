@@ -24,7 +24,7 @@ from simpar.planner.judge import GUESS, Judge, Workers
 from simpar.planner.pieces import Speeds, Work, first_behind, last_ahead, windows
 from simpar.planner.render import render
 from simpar.planner.sample import load_of, outermost
-from simpar.planner.search import Starts, search
+from simpar.planner.search import Search, Starts
 from simpar.planner.space import KEYS
 from simpar.plans import NEAREST_FIRST
 from simpar.shipped import example_folder
@@ -139,7 +139,7 @@ def test_an_interrupted_search_answers_with_its_gap_and_goes_on_from_its_journal
             raise KeyboardInterrupt
         return [(path, predicted(planning.space.schedule(path))) for path in paths]
 
-    found = search(planning.space, judge, evaluate)
+    found = Search(planning.space, judge, evaluate).run()
     assert not found.complete
     assert found.open > 0
     assert found.best is not None
@@ -399,9 +399,9 @@ def test_what_a_rank_holds_at_each_action_is_what_a_plain_walk_counts(order):
 def _walked(clock, rank):
     """Each action's kind, stage and whether it is joined; of each stage what is live, later, and there."""
     mine = [stage for stage, holder in enumerate(clock.placement) if holder == rank]
-    own = clock.rows[rank]
-    names = [KINDS[kind] + '+' * joined for kind, joined in zip(own.kind.tolist(), own.joined.tolist(), strict=True)]
-    row = list(zip(names, own.stage.tolist(), strict=True))
+    kinds, stages, joins = (each.tolist() for each in clock.row(rank))
+    names = [KINDS[kind] + '+' * joined for kind, joined in zip(kinds, joins, strict=True)]
+    row = list(zip(names, stages, strict=True))
     for place, (kind, own) in enumerate(row):
         done = [[one[0] for one, stage in row[:place] if stage == each] for each in mine]
         left = [[one[0] for one, stage in row[place:] if stage == each] for each in mine]

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar import errors, files
-from simpar.commands import common
-from simpar.commands.answers import print_json
+from simpar.commands import answers, common
 from simpar.exporting import export, onto, settings
 from simpar.schedule import load_schedule
 
@@ -21,7 +20,7 @@ def export_command(options: argparse.Namespace) -> int:
         made = export.export(schedule, options.to)
         written = write_export(made, options.output) if options.output else []
         if options.json:
-            print_json(export_json(made, written))
+            answers.print_json(export_json(made, written))
             return 0
         tell(made.framework, made.unsaid)
         if options.output:
@@ -36,7 +35,7 @@ def export_command(options: argparse.Namespace) -> int:
     files.write_atomically(target, edited.text)
     if options.json:
         unsaid = [asdict(one) for one in edited.unsaid]
-        print_json(
+        answers.print_json(
             {'framework': edited.framework, 'difference': edited.difference, 'unsaid': unsaid, 'written': str(target)}
         )
         return 0

@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from simpar import calibrate, predict, profiles, schedule, size, trace_files, workload
 from simpar.case import Case, cluster_of, load_case
-from simpar.commands import common
-from simpar.commands.answers import print_answer, print_json
+from simpar.commands import answers, common
 from simpar.commands.trace import trace_lines, trace_to_dict
 from simpar.cost import compute, price
 from simpar.document import override, tree
@@ -56,7 +55,7 @@ def import_command(options: argparse.Namespace) -> int:
         made.values, lambda question: mapping.schedule_text(made, options.file.name, question), _beside(options)
     )
     if options.json:
-        print_json(_import_json(made, text))
+        answers.print_json(_import_json(made, text))
     else:
         print(mapping.listing(made, full=options.full), file=sys.stderr)
     if options.output:
@@ -140,7 +139,7 @@ def import_trace(options: argparse.Namespace) -> int:
     refuse(_useless_flags(options))
     traces = read_traces(options.file, host=True)
     beside = _joined(options, traces) if options.schedule else None
-    print_answer(
+    answers.print_answer(
         options,
         lambda: trace_to_dict(traces) | (_joined_json(beside) if beside else {}),
         lambda: ''.join(f'{line}\n' for line in (*trace_lines(traces), *(('', *_table(beside)) if beside else ()))),
@@ -288,7 +287,7 @@ def init_command(options: argparse.Namespace) -> int:
         write_atomically(options.output, text)
         print(json.dumps({'written': str(options.output)}) if options.json else f'wrote {options.output}')
     else:
-        print_answer(options, lambda: {'schedule': text}, lambda: text)
+        answers.print_answer(options, lambda: {'schedule': text}, lambda: text)
     return 0
 
 

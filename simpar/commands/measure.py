@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from simpar import comparison as comparing
-from simpar import files, numbers
+from simpar import errors, files, numbers
 from simpar.case import Case, on_net
 from simpar.commands import common
 from simpar.commands.answers import print_answer, print_json
 from simpar.comparison import Comparison, Gain, Side
-from simpar.errors import dotted, refusal
 from simpar.hardware.net import Net
 from simpar.keys import without_effect_json, without_effect_line
 from simpar.predict import Prediction
@@ -83,14 +82,14 @@ def _refuse_swapped(options: argparse.Namespace, prediction: SavedTrace, measure
     instead = 'give the trace of `simpar run --save` first'
     if measurement.origin == 'simulated':
         instead = f'swap the two: simpar compare {options.measurement} {options.prediction}'
-    raise refusal(options.prediction, what, instead)
+    raise errors.refusal(options.prediction, what, instead)
 
 
 def _draw(path: Path, predicted: SavedTrace, measured: SavedTrace, comparison: Comparison, gain: Gain | None) -> None:
     """The picture; it needs the program, which the prediction brings."""
     if predicted.basis is None:
         what = 'the prediction does not hold its program, without which nothing can be drawn'
-        raise refusal('--plot', what, 'write it again with `simpar run --save`')
+        raise errors.refusal('--plot', what, 'write it again with `simpar run --save`')
     program = predicted.basis.program
     draw_difference(path, to_trace(predicted, program), to_trace(measured, program), comparison, gain)
 
@@ -150,7 +149,7 @@ def _without_framework(options: argparse.Namespace) -> tuple[Case, str]:
         return case, ''
     # Set, and not cut from the case: the executor reads the same file. What the framework fills in stays, as of `run`.
     filled = case.schedule.of_stack - {STACK}
-    keys = (f'{dotted(key)}={json.dumps(case.schedule.value(dotted(key)))}' for key in sorted(filled))
+    keys = (f'{errors.dotted(key)}={json.dumps(case.schedule.value(errors.dotted(key)))}' for key in sorted(filled))
     options.set = [*options.set, NO_FRAMEWORK, *keys]
     line = f'The executor runs kernels without a framework, so the prediction leaves the framework out ({stack.name}).'
     case = common.case_waited_for(options)
@@ -188,7 +187,7 @@ def _emulates(case: Case | None) -> None:
     if stack and (waits or (stack.host and stack.host.step.value)):
         where = f' ({", ".join(waits)})' if waits else ''
         what = f'stack: the host of {stack.name} waits for the device{where}, which the executor does not emulate'
-        raise refusal('cluster', what, 'leave the stack out, or name one that waits for nothing, as eager')
+        raise errors.refusal('cluster', what, 'leave the stack out, or name one that waits for nothing, as eager')
 
 
 def _answer(

@@ -101,7 +101,9 @@ def validate_command(options: argparse.Namespace) -> int:
         return _memory(options)
     rows = read_rows(options.data or shipped.measured_folder(), options.only or '')
     if options.data and not options.only:
-        _tell_others(options.data)
+        # Files that are no sets of steps are left out, but not in silence.
+        for path, lacks in other_files(options.data):
+            print(f'{path.name} is left out, as it is no set of steps: {lacks.what}', file=sys.stderr)
     with common.Progress() as progress:
         found = run.answers(run.outcomes(rows, options.jobs, progress, size.parse_limit(options.limit)))
     if options.plot:
@@ -112,12 +114,6 @@ def validate_command(options: argparse.Namespace) -> int:
     wrote = f'wrote {options.plot}\n' if options.plot else ''
     answers.print_answer(options, lambda: to_dict(found), lambda: render(found) + wrote)
     return 0
-
-
-def _tell_others(folder: Path) -> None:
-    """Files that are no sets of steps are left out, but not in silence."""
-    for path, lacks in other_files(folder):
-        print(f'{path.name} is left out, as it is no set of steps: {lacks.what}', file=sys.stderr)
 
 
 def _memory(options: argparse.Namespace) -> int:

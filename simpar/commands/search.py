@@ -117,7 +117,9 @@ def plan_command(options: argparse.Namespace) -> int:
     if options.devices:
         return _sizes(options, planning)
     answer = _searched(options, planning)
-    found = plan.Planned(answer=answer) if options.brief else _explained(options, answer)
+    found = plan.Planned(answer=answer)
+    if not options.brief:
+        found = plan.explained(answer, jobs=options.jobs, scheduler=options.scheduler or '')
     written = _write_plan(options, planning, answer)
     answers.print_answer(
         options,
@@ -156,10 +158,6 @@ def _searched(options: argparse.Namespace, planning: Planning) -> Answer:
             tell=progress,
             note=progress.note,
         )
-
-
-def _explained(options: argparse.Namespace, answer: Answer) -> plan.Planned:
-    return plan.explained(answer, jobs=options.jobs, scheduler=options.scheduler or '')
 
 
 def _sizes(options: argparse.Namespace, planning: Planning) -> int:

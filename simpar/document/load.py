@@ -68,7 +68,9 @@ def problems_of(
     # A megabyte of nonsense has more errors than anyone reads, and each takes a look into the schema.
     for error in islice(errors, MOST_ERRORS):
         key = user_key(tree.root, error['loc'], 'last' if error['type'] in _MISSING else 'none')
-        if _needless(error) or any(key[:end] in tree.refused for end in range(len(key) + 1)):
+        # A list is also called too short where some of its items are wrong, which is told anyway.
+        needless = error['type'] == 'too_short' and len(error['input']) >= error['ctx']['min_length']
+        if needless or any(key[:end] in tree.refused for end in range(len(key) + 1)):
             continue
         told = _term(terms, error, key) if terms else None
         what, instead = told or _tell(error, *_around(schema, error['loc']))
@@ -83,11 +85,6 @@ def _term(terms: Terms, error: Mapping[str, Any], key: Key) -> tuple[str, str] |
         return terms.key(key)
     found = error['input']
     return terms.value(key, found) if key and isinstance(found, str) and error['type'] in _CHOSEN else None
-
-
-def _needless(error: Mapping[str, Any]) -> bool:
-    """Whether a list is called too short only because some of its items are wrong, which is told anyway."""
-    return bool(error['type'] == 'too_short' and len(error['input']) >= error['ctx']['min_length'])
 
 
 def user_key(root: Any, loc: Iterable[str | int], missing: Literal['none', 'last', 'all'] = 'none') -> Key:
@@ -192,12 +189,9 @@ def _find(root: Mapping[str, Any], loc: Iterable[str | int]) -> Mapping[str, Any
     """The schema of a place; parts that it does not know are skipped, as in `user_key`."""
     node = _resolve(root, root)
     for part in loc:
-        node = next((found for branch in _branches(root, node) if (found := _step(root, branch, part))), node)
+        branches = (node, *(_resolve(root, branch) for branch in node.get('anyOf', ())))
+        node = next((found for branch in branches if (found := _step(root, branch, part))), node)
     return node
-
-
-def _branches(root: Mapping[str, Any], node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [node, *(_resolve(root, branch) for branch in node.get('anyOf', ()))]
 
 
 def _step(root: Mapping[str, Any], node: Mapping[str, Any], part: str | int) -> Mapping[str, Any] | None:

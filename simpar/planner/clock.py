@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -159,18 +158,6 @@ class Tail(NamedTuple):
     together: bool = False
 
 
-class Row(NamedTuple):
-    """What a rank does, a forward and a backward of an overlap as two.
-
-    Arguments: shape [actions]: ``kind``, as it stands in ``KINDS``; ``stage``; ``joined``, whether a forward and its
-    backward right behind it are done as one.
-    """
-
-    kind: Ints
-    stage: Ints
-    joined: Bools
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Timed:
     """An order that is ready to be timed.
@@ -180,7 +167,7 @@ class Timed:
         works: all that tasks do; work, which of them each task does, each task behind those that it waits for.
         rank: of each task.
         before: for each task those of other ranks that it waits for.
-        rows: of each rank, what it does.
+        actions: of all ranks; joined, which of them are a forward and its backward right behind it, done as one.
         ended: by kind and stage, how many actions a host waits behind.
         known: what was worked out of it, by rank.
     """
@@ -191,7 +178,8 @@ class Timed:
     work: Ints
     rank: Ints
     before: program.Csr
-    rows: tuple[Row, ...]
+    actions: Arrays
+    joined: Bools
     ended: Mapping[tuple[str, int], int]
     known: dict[int, Any] = field(default_factory=dict)
 
@@ -203,6 +191,14 @@ class Timed:
         steps, behind = 1 if tail.together else STEPS, np.array(tail.seconds)
         given = self.before.start, self.before.item, each, behind, tail.together, steps
         return float(period.compiled(self.rank, *given, np.zeros(self.ranks), np.zeros(len(self.work))))
+
+    def row(self, rank: int) -> tuple[Ints, Ints, Bools]:
+        """What a rank does, a forward and a backward of an overlap as two: kind, stage, and whether it is joined."""
+        own = slice(*self.actions.begin[rank : rank + 2])
+        # Of what overlaps the backward first: it may have given back its activations before the forward makes its own.
+        kind, stage = (each[::-1, own].T.reshape(-1) for each in (self.actions.kind, self.actions.stage))
+        there = kind != NONE
+        return kind[there], stage[there], np.repeat(self.joined[own], 2)[there]
 
     @property
     def parted(self) -> bool:
@@ -239,13 +235,12 @@ def timed(order: pipeline.Order, *, awaited: bool, hosts_wait: bool = False) -> 
     slowed = np.arange(len(ranks)) - found.begin[ranks] < until[ranks] - 1
     issued = _behind_sends(found, order) if hosts_wait else np.zeros(len(ranks), dtype=np.bool_)
     works, work = _works(found, joined, slowed, issued)
-    rows = tuple(_row(found, joined, first, end) for first, end in pairwise(found.begin.tolist()))
     count = np.bincount(work, minlength=len(works)).tolist()
     ended: Counter[tuple[str, int]] = Counter()
     for one, times in zip(works, count, strict=True):
         if one.ended:
             ended[one.does] += times
-    return Timed(order.ranks, tuple(order.placement), works, work[turn], rank, before, rows, dict(ended))
+    return Timed(order.ranks, tuple(order.placement), works, work[turn], rank, before, found, joined, dict(ended))
 
 
 def _in_turn(found: Arrays) -> tuple[Ints, program.Csr]:
@@ -314,15 +309,6 @@ def _works(found: Arrays, joined: Bools, slowed: Bools, issued: Bools) -> tuple[
     return tuple(works), work.reshape(-1)
 
 
-def _row(found: Arrays, joined: Bools, first: int, end: int) -> Row:
-    """What a rank does; arguments: its first computation, and the next rank's."""
-    # Of what overlaps the backward first: it may have given back its activations before the forward makes its own.
-    kind, stage = (each[::-1, first:end].T.reshape(-1) for each in (found.kind, found.stage))
-    both = np.repeat(joined[first:end], 2)
-    there = kind != NONE
-    return Row(kind[there], stage[there], both[there])
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
     """When a rank begins its actions; M of them differ, and it has S stages.
@@ -357,10 +343,10 @@ def moments_of(timed: Timed, rank: int) -> Moments:
 
 
 def _moments(timed: Timed, rank: int) -> Moments:
-    row = timed.rows[rank]
+    kind, stages, joined = timed.row(rank)
     mine = [stage for stage, holder in enumerate(timed.placement) if holder == rank]
-    kind, own = row.kind, np.searchsorted(mine, row.stage)
-    columns = [kind, own, row.joined.astype(np.int64)]
+    own = np.searchsorted(mine, stages)
+    columns = [kind, own, joined.astype(np.int64)]
     for stage in range(len(mine)):
         columns += _of_stage(*((own == stage) & (kind == number) for number in range(len(KINDS))))
     found = np.unique(np.stack(columns), axis=1)

@@ -18,11 +18,11 @@ from simpar.cost.collective import ClusterCollectives
 from simpar.hardware import Cluster
 from simpar.lower.graph.stages import stage_of_layer
 from simpar.lower.lower import order_of, receives_late
-from simpar.planner import stage, ways
-from simpar.planner.bound import held_up, least_busy, least_mean, least_slowed, least_works, sums_of
+from simpar.planner import ways
+from simpar.planner.bound import Stage, held_up, least_busy, least_mean, least_slowed, least_works, sums_of, whole_of
 from simpar.planner.clock import Lasts, Timed, Work, timed
 from simpar.planner.sample import Sample, Samples
-from simpar.planner.space import KEYS, ORDER_RULE, WITH_BOUNDS, Judged, Refusal, Space, with_bounds
+from simpar.planner.space import KEYS, WITH_BOUNDS, Judged, Refusal, Space, with_bounds
 from simpar.plans import Plan
 from simpar.predict import at_full_clocks
 from simpar.sweep import run
@@ -101,7 +101,7 @@ class Judge:
                 return (self._placed, self._walked)[turn](plan, sample)
             return self._recomputed(plan) if level == 'recompute' else self._whole(plan, leaf=level == 'shard_group')
         except (errors.ScheduleError, errors.Infeasible) as wrong:
-            return Judged(0.0, Refusal(ORDER_RULE, str(wrong).partition('\n')[0]))
+            return Judged(0.0, Refusal('plan.order', str(wrong).partition('\n')[0]))
 
     def _as_other(self, path: Sequence[int], turn: int) -> Judged:
         """As the plan whose bounds stand for it, and for others."""
@@ -123,10 +123,7 @@ class Judge:
         Seconds are infinite, and bytes 0, where it has no order.
         """
         seconds, held = 0.0, 0.0
-        for key in ('pipeline', 'micro_batches', 'recompute', 'tiles', 'shard_group'):
-            depth = next((depth for depth, one in self._depths.items() if one == key), None)
-            if depth is None:
-                continue
+        for depth in (depth for depth, key in self._depths.items() if key != 'chunks'):
             judged = self._judged(path[:depth], 0)
             held = max(held, judged.held)
             if judged.refusal or held > self._device * SPARE:
@@ -139,14 +136,14 @@ class Judge:
     def _wide(self, plan: Plan) -> Judged:
         """Any number of micro-batches, in any order."""
         sample = self.samples.widest(plan)
-        mean = least_mean(stage.whole_of(sample, self._layers), plan.pipeline * plan.data, chains=self._only)
+        mean = least_mean(whole_of(sample, self._layers), plan.pipeline * plan.data, chains=self._only)
         # At least one of them.
         return self._ways.in_any_order(replace(plan, micro_batches=1), sample, mean, 1 / plan.data)
 
     def _batched(self, plan: Plan) -> Judged:
         """Any order of so many micro-batches: the price of their slices."""
         sample = self._slice(plan)
-        mean = least_mean(stage.whole_of(sample, self._layers), plan.pipeline / plan.micro_batches, chains=self._only)
+        mean = least_mean(whole_of(sample, self._layers), plan.pipeline / plan.micro_batches, chains=self._only)
         return self._ways.in_any_order(plan, sample, mean, plan.micro_batches)
 
     def _slice(self, plan: Plan) -> Sample:
@@ -186,14 +183,14 @@ class Judge:
 
         return self._ways.ending(ways.Laid(plan, stages, clock, self._sent(sample, plan)), clock.ended, step)
 
-    def _in_order(self, plan: Plan, sample: Sample) -> tuple[Timed, list[stage.Stage]]:
+    def _in_order(self, plan: Plan, sample: Sample) -> tuple[Timed, list[Stage]]:
         """A plan's order, ready to be timed, and its stages. Raises ``Infeasible`` where layers do not fit."""
         clock = self._order(plan, sample)
         given = plan.stages if not isinstance(plan.stages, str) else ()
         last, edge = len(clock.placement) - 1, sample.few.edge
         of_layer = stage_of_layer(self._layers, last + 1, given)
         early, late = Counter(of_layer[:edge]), Counter(of_layer[edge:])
-        return clock, [stage.Stage(sample, at == 0, at == last, early[at], late[at]) for at in range(last + 1)]
+        return clock, [Stage(sample, at == 0, at == last, early[at], late[at]) for at in range(last + 1)]
 
     def _recomputed(self, plan: Plan) -> Judged:
         """Any copies and tiles: computation in this order, and what is kept in any case."""
@@ -202,7 +199,7 @@ class Judge:
         most, laid = max(self._space.values_of('copies')), ways.Laid(plan, stages, clock, self._sent(sample, plan))
         return self._ways.in_order(laid, lambda: self._acted(stages, clock), peaks=False, copies=most)
 
-    def _acted(self, stages: list[stage.Stage], clock: Timed) -> dict[Work, Lasts]:
+    def _acted(self, stages: list[Stage], clock: Timed) -> dict[Work, Lasts]:
         """Least seconds of actions in an order, for any copies and tiles that are still open."""
         copies, tiles = (max(self._space.values_of(key)) for key in ('copies', 'tiles'))
         return least_busy(stages, clock, copies, serial=tiles == stages[0].sample.tiles)

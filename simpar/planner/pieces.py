@@ -229,12 +229,6 @@ class Ops:
         return [self.program.op_classes[index] for index in self.classes]
 
     @cached_property
-    def copies(self) -> list[int]:
-        """The copy that each is of."""
-        found: list[int] = self.role.copy[self.slots].tolist()
-        return found
-
-    @cached_property
     def streams(self) -> list[int]:
         """The stream that each is on."""
         found: list[int] = self.role.stream[self.slots].tolist()
@@ -306,7 +300,8 @@ class Ops:
     @cached_property
     def _does(self) -> list[tuple[int | None, _Does]]:
         """The layer of each that computes, what it does there, and for which copy."""
-        told = [(does_of(self.ops[place].name), self.copies[place]) for place in self.computed]
+        copies = self.role.copy[self.slots].tolist()
+        told = [(does_of(self.ops[place].name), copies[place]) for place in self.computed]
         return [(layer, (_READER.sub('@', name), copy)) for (layer, name), copy in told]
 
     def _own(self, layer: int) -> list[int]:
@@ -433,16 +428,16 @@ class Block:
         return replace(self, before=self.before.in_turn(copies), layers=layers, behind=behind, single=single)
 
 
-def block_of(ops: Ops, seconds: Floats, wire: str, work: Work, mark: str) -> Block | None:
+def block_of(ops: Ops, wire: str, work: Work, mark: str) -> Block | None:
     """The block of an action; None where it computes nothing.
 
-    Arguments: ``seconds``, of each op class; ``wire``, the partition whose messages are counted; ``work``, what ops
-    cost beside each other; ``mark``, the op with which a layer's piece begins; of none, the first of a layer.
+    Arguments: ``wire``, the partition whose messages are counted; ``work``, what ops cost beside each other; ``mark``,
+    the op with which a layer's piece begins; of none, the first of a layer.
     """
     if not ops.computed:
         return None
     marks = ops.marks.get(mark) or next(iter(ops.marks.values()), [])
-    walk = _Walk(ops, seconds, wire, work)
+    walk = _Walk(ops, wire, work)
     first, last = ops.computed[0], ops.computed[-1]
     if not marks:
         return Block(Span(), (), walk.tail(first, last), walk.tail(first, last), early=True)
@@ -451,7 +446,7 @@ def block_of(ops: Ops, seconds: Floats, wire: str, work: Work, mark: str) -> Blo
         walk.between(first, marks[0]),
         tuple(walk.between(one, other) for one, other in pairwise(marks)),
         walk.tail(marks[-1], last),
-        _Walk(ops, seconds, wire, work, of_last).tail(marks[-1], last),
+        _Walk(ops, wire, work, of_last).tail(marks[-1], last),
         early=ops.early,
         hands_on=ops.hands_on,
     )
@@ -460,11 +455,11 @@ def block_of(ops: Ops, seconds: Floats, wire: str, work: Work, mark: str) -> Blo
 class _Walk:
     """Longest chains among the ops of an action. Argument: ``among``, places of those that count; None: all."""
 
-    def __init__(self, ops: Ops, seconds: Floats, wire: str, work: Work, among: set[int] | None = None) -> None:
+    def __init__(self, ops: Ops, wire: str, work: Work, among: set[int] | None = None) -> None:
         counts = [among is None or place in among for place in range(len(ops.classes))]
         both = list(zip(ops.classes, counts, strict=True))
         self._ops = ops
-        self._seconds: list[float] = (seconds[ops.classes] * np.array(counts)).tolist()
+        self._seconds: list[float] = (np.array(work.alone)[ops.classes] * np.array(counts)).tolist()
         self._loads = [work.loads.get(index, 0.0) * counted for index, counted in both]
         # Between two stages of a rank nothing is sent.
         self._issued = [

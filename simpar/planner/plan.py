@@ -1,6 +1,5 @@
 """plan: search a schedule's space, on one or on several numbers of devices, with the sweep's ways to predict."""
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,19 +9,20 @@ from math import isfinite
 from pathlib import Path as File
 from typing import Any
 
-from simpar import case, lazy, predict
-from simpar.document import Source, one_screen, read
+from simpar import case, lazy, plans, predict
+from simpar.document import Source, Tree, build, one_screen, read
 from simpar.errors import Problem, ScheduleError
 from simpar.planner import answer as answers
 from simpar.planner.answer import Answer, Own, Ranked, Robustness, Size
 from simpar.planner.judge import Judge, Workers
 from simpar.planner.render import front_picture, render, render_sizes, sizes_picture
-from simpar.planner.search import Found, Path, search
+from simpar.planner.search import Found, Path, Search
 from simpar.planner.space import PLAN_KEYS, Space, space_of
-from simpar.schedule import Schedule, contents, load_rows, load_schedule
+from simpar.schedule import Schedule, contents, load_schedule
+from simpar.schedule.schedule import TERMS
 from simpar.session import Session
 from simpar.sweep.answer import Outcome
-from simpar.sweep.journal import FILES, Wanted, content_key, identity, places
+from simpar.sweep.journal import FILES, wanted_of
 from simpar.sweep.run import Note, Way, cores, predict_all
 from simpar.throughput import Budget, parse_budget, training_run
 
@@ -80,7 +80,7 @@ class Planning:
                 if tell:
                     tell(answers.answer_of(self.space, found, margin, own))
 
-            found = search(
+            found = Search(
                 self.space,
                 judge,
                 lambda paths: self._predicted(paths, replace(way, processes=those.predict if those.ready else None)),
@@ -88,8 +88,9 @@ class Planning:
                 until=until,
                 tell=told if tell else None,
                 ask=those.judge,
-                own=None if place is None else (place, own.outcome),
-                other=own.ranked.step if own.ranked and own.fits and own.allowed and place is None else float('inf'),
+            ).run(
+                None if place is None else (place, own.outcome),
+                own.ranked.step if own.ranked and own.fits and own.allowed and place is None else float('inf'),
             )
         return answers.with_noise(answers.answer_of(self.space, found, margin, own), planner.margin)
 
@@ -111,17 +112,10 @@ class Planning:
         yield from zip(paths, self._outcomes([self.space.schedule(path) for path in paths], way), strict=True)
 
     def _outcomes(self, schedules: Sequence[Schedule], way: Way) -> Sequence[Outcome]:
-        wanted, session = [], Session(FILES)
-        if way.journal:
-            wanted = [
-                Wanted(
-                    key=content_key(identity(schedule), schedule, session),
-                    places=places(schedule),
-                    settings={f'plan.{key}': getattr(schedule.plan, key) for key in self.space.keys},
-                )
-                for schedule in schedules
-            ]
-        return predict_all(schedules, way, wanted)
+        session = Session(FILES)
+        settings = [{f'plan.{key}': getattr(one.plan, key) for key in self.space.keys} for one in schedules]
+        both = zip(schedules, settings, strict=True) if way.journal else ()
+        return predict_all(schedules, way, [wanted_of(*one, session) for one in both])
 
 
 def load_planning(path: Source, overrides: Sequence[str] = (), *, module: str = '') -> Planning:
@@ -140,11 +134,8 @@ def load_planning(path: Source, overrides: Sequence[str] = (), *, module: str = 
     for key, values in planner.keys.items():
         typed[key] = values
         if isinstance(values, list):
-            found = _typed(path, overrides, module, key, values)
-            if isinstance(found, ScheduleError):
-                problems += _at(schedule.where(f'planner.keys.{key}'), found)
-            else:
-                typed[key] = found
+            where = schedule.where(f'planner.keys.{key}')
+            typed[key] = [_typed(where, key, value, problems) for value in values]
     if problems:
         raise ScheduleError(one_screen(problems))
     schedule = replace(schedule, planner=replace(planner, keys=typed))
@@ -165,21 +156,14 @@ def _once(note: Note) -> Note:
     return tell
 
 
-def _typed(
-    path: Source, overrides: Sequence[str], module: str, key: str, values: list[Any]
-) -> list[Any] | ScheduleError:
-    """Values as the document types them; or what is wrong with them."""
+def _typed(where: str, key: str, value: Any, problems: list[Problem]) -> Any:
+    """A value as the document types it; what is wrong with it is added to the problems."""
+    name = key.removeprefix('plan.')
     try:
-        rows = load_rows(path, overrides, [f'{key}={json.dumps(values)}'], module=module)
+        return getattr(build(Tree(root={name: value}, origins={(): where}), plans.Plan, terms=TERMS), name)
     except ScheduleError as wrong:
-        return wrong
-    return [getattr(row.schedule.plan, key.removeprefix('plan.')) for row in rows]
-
-
-def _at(where: str, wrong: ScheduleError) -> list[Problem]:
-    return [
-        replace(one, where=where, what=f'planner.keys: {one.what.removeprefix("sweep: ")}') for one in wrong.problems
-    ]
+        problems += [replace(one, what=f'planner.keys: plan.{one.what}') for one in wrong.problems]
+        return None
 
 
 def _other_values(path: Source, overrides: Sequence[str], module: str, wrong: ScheduleError) -> list[Problem]:
@@ -197,13 +181,9 @@ def _other_values(path: Source, overrides: Sequence[str], module: str, wrong: Sc
         told = any(str(key) in f'{one.where} {one.what}' for one in wrong.problems)
         if told or not isinstance(values, list) or str(key).removeprefix('plan.') not in PLAN_KEYS:
             continue
-        typed = _typed(path, alone, module, str(key), values)
-        if isinstance(typed, ScheduleError):
-            found += _at(tree.where(('planner', 'keys', str(key))), typed)
+        for value in values:
+            _typed(tree.where(('planner', 'keys', str(key))), str(key), value, found)
     return found
-
-
-Search = Callable[[Planning], Answer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -237,7 +217,9 @@ class Sizes(lazy.Table):
     __repr__ = __str__
 
 
-def sizes(planning: Planning, counts: Sequence[int], budget: Budget | None, search: Search) -> Sizes:
+def sizes(
+    planning: Planning, counts: Sequence[int], budget: Budget | None, search: Callable[[Planning], Answer]
+) -> Sizes:
     """Plan on each number of devices; the batch is kept.
 
     Arguments: ``counts``, devices; ``search`` plans one of them.

@@ -12,12 +12,11 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from simpar import errors, hardware, plans
+from simpar import errors, hardware, memory, plans
 from simpar.cost.costs import Costs, Entries
 from simpar.cost.price import Pricer, speeds_beside
 from simpar.lower import lower
 from simpar.lower.passes.recompute import is_recomputed
-from simpar.memory import framework_of
 from simpar.memory.lifetimes import NONE, Lifetimes, lifetimes
 from simpar.memory.memory import Framework, with_framework
 from simpar.planner.pieces import MIDDLE, PARTS, Block, Floats, Ops, Speeds, Work, block_of, layer_of, mark_of
@@ -342,7 +341,7 @@ def sample_of(
         return _in_turn(
             replace(joint, held=held, known={}), joint.whole | _blocks(small, APART), plan, known, split=True
         )
-    blocks, framework = _blocks(small, JOINT), framework_of(cluster)
+    blocks, framework = _blocks(small, JOINT), memory.framework_of(cluster)
     sends = [op for op in small.program.op_classes if op.kind == 'send' and op.phase == 'F']
     sample = Sample(
         blocks,
@@ -433,8 +432,8 @@ def _blocks(small: _Small, kinds: Sequence[str]) -> dict[tuple[int, str, bool], 
     # What is slowed all the time is not slowed again.
     unslowed, host = Speeds(1.0, 1.0, speeds.collective), np.array(costs.host, dtype=np.float64).tolist()
     both = (
-        (False, isolated, Work(isolated.tolist(), slowed.tolist(), wires, speeds, loads, host)),
-        (True, slowed, Work(slowed.tolist(), slowed.tolist(), wires, unslowed, loads, host)),
+        (False, Work(isolated.tolist(), slowed.tolist(), wires, speeds, loads, host)),
+        (True, Work(slowed.tolist(), slowed.tolist(), wires, unslowed, loads, host)),
     )
     blocks: dict[tuple[int, str, bool], Block] = {}
     for kind in kinds:
@@ -447,8 +446,8 @@ def _blocks(small: _Small, kinds: Sequence[str]) -> dict[tuple[int, str, bool], 
         if mark is None:
             continue
         for stage, ops in list(enumerate(actions))[first:]:
-            for slow, seconds, work in both:
-                block = block_of(ops, seconds, wire, work, mark)
+            for slow, work in both:
+                block = block_of(ops, wire, work, mark)
                 if block is not None:
                     blocks[stage, kind, slow] = block
     return blocks

@@ -8,7 +8,7 @@ from itertools import chain, islice, product
 from typing import Final
 
 from simpar.planner.judge import GUESS, Asked, Judge
-from simpar.planner.space import DEGREES, KEYS, TIME, WITH_BOUNDS, Judged, Refusal, Space, refused
+from simpar.planner.space import DEGREES, KEYS, WITH_BOUNDS, Judged, Refusal, Space, refused
 from simpar.sweep.answer import Outcome
 
 # Start: plans that are likely good, found by changing keys of a plan while that helps.
@@ -308,61 +308,52 @@ class Found:
         return max(0.0, 1 - self.least / self.fastest)
 
 
-def search(
-    space: Space,
-    judge: Judge,
-    evaluate: Evaluate,
-    *,
-    gap: float = 0.0,
-    until: float = float('inf'),
-    tell: Tell | None = None,
-    ask: Ask | None = None,
-    own: tuple[Path, Outcome] | None = None,
-    other: float = float('inf'),
-) -> Found:
-    """Search a space.
+@dataclass(slots=True, eq=False)
+class Search:
+    """A search of a space: what is known, and the nodes and leaves that are still open; mutable, for one search.
 
     Arguments:
         gap: a search ends when no open plan can be faster by more than this share of the best step.
         until: on the clock of ``time.monotonic``, when it ends anyway.
         tell: is told now and then what is known so far.
         ask: judges nodes, as ``judge`` does.
-        own: a plan of the space that is predicted already, from which the search sets out.
-        other: as of ``Found``.
-    Ends early, with what is known, on KeyboardInterrupt.
-    """
-    found = Found(open=space.count, other=other)
-    ask = ask or (lambda asked: [judge(*one) for one in asked])
-    tree = _Tree(space, judge, ask, evaluate, found, gap, until, tell)
-    try:
-        tree.run(Starts(space, ask, own[0] if own else None), own)
-    except KeyboardInterrupt:
-        if not found.widened:
-            # Some nodes are in nobody's hands: any plan may be open.
-            heapq.heappush(tree.heap, ROOT)
-    tree.settle()
-    if found.complete:
-        tree.cut_rest()
-    return found
-
-
-@dataclass(slots=True, eq=False)
-class _Tree:
-    """The nodes and leaves of a space that are still open; mutable, for one search.
-
-    Arguments: as of ``search``; ``heap``, open nodes, the least bound first; ``leaves``, with their bounds.
+        heap: open nodes, the least bound first; leaves, with their bounds.
     """
 
     space: Space
     judge: Judge
-    ask: Ask
     evaluate: Evaluate
-    found: Found
-    gap: float
-    until: float
-    tell: Tell | None
+    gap: float = 0.0
+    until: float = float('inf')
+    tell: Tell | None = None
+    ask: Ask | None = None
+    found: Found = field(default_factory=Found)
     heap: list[Node] = field(default_factory=lambda: [ROOT])
     leaves: list[tuple[float, Path]] = field(default_factory=list)
+
+    def run(self, own: tuple[Path, Outcome] | None = None, other: float = float('inf')) -> Found:
+        """Search; ends early, with what is known, on KeyboardInterrupt.
+
+        Arguments: ``own``, a plan of the space that is predicted already, from which the search sets out; ``other``, as
+        of ``Found``.
+        """
+        found = self.found
+        found.open, found.other = self.space.count, other
+        try:
+            self._run(Starts(self.space, self._judged, own[0] if own else None), own)
+        except KeyboardInterrupt:
+            if not found.widened:
+                # Some nodes are in nobody's hands: any plan may be open.
+                heapq.heappush(self.heap, ROOT)
+        self.settle()
+        # What a finished search leaves open is cut off by its bounds.
+        left = [*(node[2] for node in self.heap), *(path for _, path in self.leaves)]
+        for path in left if found.complete else ():
+            self._prune(path, Refusal('time', 'its least step is no shorter than the best, but for the gap'))
+        return found
+
+    def _judged(self, asked: Sequence[Asked]) -> Sequence[Judged]:
+        return self.ask(asked) if self.ask else [self.judge(*one) for one in asked]
 
     @property
     def _asked(self) -> int:
@@ -379,7 +370,7 @@ class _Tree:
         """A node whose bound is no less is not looked at."""
         return self.found.fastest * (1 - self.gap)
 
-    def run(self, maker: Starts, own: tuple[Path, Outcome] | None) -> None:
+    def _run(self, maker: Starts, own: tuple[Path, Outcome] | None) -> None:
         """Search until nothing is left that may be faster, or the time is over."""
         found = self.found
         if own:
@@ -523,7 +514,7 @@ class _Tree:
     def _judge(self, batch: list[Node]) -> None:
         """Judge nodes closer, all at once; what is not cut off comes back to the heap."""
         try:
-            judged = self.ask([(path, self.judge.judges(len(path)) - left) for _, _, path, left in batch])
+            judged = self._judged([(path, self.judge.judges(len(path)) - left) for _, _, path, left in batch])
         except KeyboardInterrupt:
             self._push(batch)
             raise
@@ -571,8 +562,3 @@ class _Tree:
         bounds = [*(node[0] for node in self.heap[:1]), *(bound for bound, _ in self.leaves)]
         bounds += [self.found.fastest] if self.found.fastest < float('inf') else []
         self.found.least = min(bounds, default=0.0)
-
-    def cut_rest(self) -> None:
-        """What a finished search leaves open is cut off by its bounds."""
-        for path in [*(node[2] for node in self.heap), *(path for _, path in self.leaves)]:
-            self._prune(path, Refusal(TIME, 'its least step is no shorter than the best, but for the gap'))

@@ -284,15 +284,6 @@ def _divisors(number: int) -> tuple[int, ...]:
 PLAN_KEYS: Final = frozenset(part.name for part in fields(plans.Plan))
 
 
-DEVICES: Final = 'devices'
-SAME: Final = 'same plan'
-MEMORY: Final = 'memory'
-ORDER_RULE: Final = 'plan.order'
-CHUNKS: Final = 'plan.chunks'
-STAGES: Final = 'stages'
-TIME: Final = 'time'
-
-
 PIPELINED: Final = ('order', 'chunks')
 
 
@@ -334,17 +325,17 @@ def _refused(space: Space, path: Sequence[int]) -> Refusal | None:
     chosen = space.chosen(path)
     if key == 'order':
         same = _same(space, chosen, path)
-        return Refusal(SAME, same) if same else None
+        return Refusal('same plan', same) if same else None
     plan = space.plan(path)
     inner = plan.pipeline * plan.tensor * plan.context
     if space.world % inner:
-        return Refusal(DEVICES, f'{inner} does not divide {space.world} devices')
+        return Refusal('devices', f'{inner} does not divide {space.world} devices')
     if same := _same(space, chosen, path):
-        return Refusal(SAME, same)
+        return Refusal('same plan', same)
     # What data is, is known when all other degrees are.
     degrees = all(one in chosen or one not in space.keys for one in ('pipeline', 'tensor', 'context'))
     if degrees and plan.data * inner != space.world:
-        return Refusal(DEVICES, f'{plan.data} × {inner} are not {space.world} devices')
+        return Refusal('devices', f'{plan.data} × {inner} are not {space.world} devices')
     if key == 'chunks':
         return _has_stages(space.base.workload, plan)
     # Orders are asked apart: making one for each node would take longest.
@@ -358,9 +349,9 @@ def _has_stages(workload: Workload, plan: plans.Plan) -> Refusal | None:
         return None
     least, most = family(plan.order).chunks
     if plan.chunks and not least <= plan.chunks <= most:
-        return Refusal(CHUNKS, f'{plan.order} has no {plan.chunks} chunks')
+        return Refusal('plan.chunks', f'{plan.order} has no {plan.chunks} chunks')
     stages, layers = plan.pipeline * (plan.chunks or least), max(workload.model.counts.values())
-    return Refusal(STAGES, f'{stages} stages for {layers} layers') if not plan.stages and layers < stages else None
+    return Refusal('stages', f'{stages} stages for {layers} layers') if not plan.stages and layers < stages else None
 
 
 def _first(problems: Iterator[Problem]) -> Refusal | None:

@@ -11,18 +11,17 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar import hardware, memory
+from simpar import hardware, memory, units
 from simpar.cost.collective import ClusterCollectives
 from simpar.engine.queues import RECEIVE, STEP
 from simpar.pipeline.messages import KINDS
-from simpar.planner import bound, pieces
+from simpar.planner import pieces
+from simpar.planner.bound import Kept, Stage, Sums, held_up, sums_of, twice, whole_of
 from simpar.planner.clock import Lasts, Moments, Tail, Timed, Work, moments_of
 from simpar.planner.sample import STANDING, Sample, Standing, load_of, outermost
-from simpar.planner.space import MEMORY, Judged, Refusal, Space
-from simpar.planner.stage import Kept, Stage, twice, whole_of
+from simpar.planner.space import Judged, Refusal, Space
 from simpar.plans import Plan
 from simpar.program import OpClass
-from simpar.units import format_size
 
 Stages = Sequence[Stage]
 
@@ -447,7 +446,7 @@ class Ways:
         """What ends a step."""
         return Tail(tuple(one + self._begins for one in end.behind), self._together)
 
-    def alone(self, sums: bound.Sums, slowed: float, behind: float, exposed: float = 0.0) -> float:
+    def alone(self, sums: Sums, slowed: float, behind: float, exposed: float = 0.0) -> float:
         """Least seconds of a step by what a rank computes, as far as it is slowed, and its host issues.
 
         Arguments: of the rank, as of ``End``.
@@ -467,7 +466,7 @@ class Ways:
         """
         stages, placement = self._even(plan, sample)
         # Of the ranks of a pipeline one does no less than their mean.
-        mean = bound.sums_of([whole_of(sample, self._layers)], (0,), share / plan.pipeline)[0]
+        mean = sums_of([whole_of(sample, self._layers)], (0,), share / plan.pipeline)[0]
         least, most = inf, inf
         for one in self._open:
             # How many layers a stage has is not known yet.
@@ -518,10 +517,10 @@ class Ways:
         """Least seconds of a step by its way; arguments as of ``in_order``."""
         plan, stages, clock, _ = laid
         sample = laid.sample
-        sums = bound.sums_of(stages, clock.placement, plan.micro_batches)
+        sums = sums_of(stages, clock.placement, plan.micro_batches)
         held = _of_ranks(stages, clock.placement)
         ends = [self._end(laid, way) for way in ways]
-        known = {end: clock.period(bound.held_up(works, end.exposed), self.tail(end)) for end in dict.fromkeys(ends)}
+        known = {end: clock.period(held_up(works, end.exposed), self.tail(end)) for end in dict.fromkeys(ends)}
         steps: pieces.Floats = np.array([known[end] for end in ends])
         each = [
             zip(
@@ -541,7 +540,7 @@ class Ways:
         found: list[float] = steps.tolist()
         return found
 
-    def _sent(self, plan: Plan, way: Way, sample: Sample, mean: bound.Sums) -> float:
+    def _sent(self, plan: Plan, way: Way, sample: Sample, mean: Sums) -> float:
         """Least seconds of a step by what is sent, in any order. Argument: ``mean``, of what the ranks do."""
         micro_batches, share = plan.micro_batches, Stage(sample, False, False, 0, self._share(plan, sample))
         every = self._wires.least(plan, way, self._every(sample), micro_batches, again=plan.pipeline == 1)
@@ -575,7 +574,7 @@ class Ways:
         return -(-(self._layers - sample.few.edge) // plan.pipeline)
 
     def _too_much(self, least: float) -> Refusal:
-        return Refusal(MEMORY, f'at least {format_size(least)} of {format_size(self._device)}')
+        return Refusal('memory', f'at least {units.format_size(least)} of {units.format_size(self._device)}')
 
     def _shares(self, plan: Plan, way: Way) -> Shares:
         """Over how many ranks weights, states and gradients are shared out at most."""

@@ -355,15 +355,13 @@ class _Search:
 
         Arguments: ``few``, the best few by each of some objectives.
         """
+        # A flatten lies as its input does: it is no work, and rows move as well behind it.
+        flattens = {node.name for node in self.nodes if isinstance(node.operator, Flatten)}
         for name, best in few.items():
             for place, found in enumerate(best, name != 'exact'):
-                called = f'{name}, number {place}' if place else name
-                # A flatten lies as its input does: it is no work, and rows move as well behind it.
-                full, flattens = (
-                    self.in_full(found.choices),
-                    {n.name for n in self.nodes if isinstance(n.operator, Flatten)},
-                )
-                yield called, {own: choice for own, choice in full.items() if own not in flattens}
+                full = self.in_full(found.choices)
+                chosen = {own: choice for own, choice in full.items() if own not in flattens}
+                yield f'{name}, number {place}' if place else name, chosen
         for compat in VERSIONS:
             yield f'double recursive {compat}', self.recursive(compat)
             if self.fixed:

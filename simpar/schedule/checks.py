@@ -17,9 +17,8 @@ from simpar.lower.passes import optimizer_parallel, recompute
 from simpar.model import Conv2d, Dense, Operator, Sharded
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.model.model import Asked, Model
-from simpar.pipeline import checks, orders
+from simpar.pipeline import checks, orders, zero_bubble
 from simpar.pipeline.order import Order
-from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.schedule.contents import Contents, planner_fits, sweep_fits
 from simpar.workload import Workload
 
@@ -246,7 +245,7 @@ MOST_ACTIONS = 2**20
 
 def pipeline_fits(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
-    known = plan.rows or plan.order in (*orders.ORDERS, *orders.AUTOMATIC, TWO_HOMES)
+    known = plan.rows or plan.order in (*orders.ORDERS, *orders.AUTOMATIC, zero_bubble.TWO_HOMES)
     term = None if known else value_term(('plan', 'order'), plan.order)
     if term:
         yield Problem(('plan', 'order'), *term)

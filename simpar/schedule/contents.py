@@ -316,7 +316,7 @@ def without(node: Any, place: Key) -> Any:
 
 MOST_ROWS: Final = 4096
 MOST_KEYS: Final = 32
-_FIXED: Final = ('simpar', 'gaps', 'against', 'sweep', 'planner')
+OF_FILE: Final = ('simpar', 'gaps', 'against', 'sweep', 'planner')
 _AT: Key = ('sweep',)
 _SHOWN: Final = 'plan.copies: [1, 2, 4]'
 _ROW: Final = '- {plan.copies: 2, plan.tensor: 4}'
@@ -380,7 +380,7 @@ def _keys_fit(at: Key, row: Mapping[str, Any]) -> Iterator[Problem]:
         parts = [part.strip() for part in key.split('.')]
         if not all(parts):
             yield Problem((*at, key), 'not a dotted key', f'write e.g. {_SHOWN}')
-        elif parts[0] in _FIXED:
+        elif parts[0] in OF_FILE:
             yield Problem((*at, key), 'is the same in every row', 'sweep over plan, workload or cluster')
 
 

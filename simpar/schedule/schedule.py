@@ -16,10 +16,9 @@ from simpar.huggingface.expand import KEYS, MODEL_KEY, TRANSFORMER, with_model
 from simpar.schedule import checks, contents
 from simpar.workload import MODEL, OPTIMIZERS
 
-_FIXED = ('simpar', 'gaps', 'against', 'sweep', 'planner')
 _SHORTS: Final[dict[document.Key, str]] = {('cluster',): 'profile', ('workload', 'network'): 'layers'}
 _MODELS = ('transformer', 'network', 'module')
-_TERMS: Final = document.Terms(key=checks.key_term, value=checks.value_term)
+TERMS: Final = document.Terms(key=checks.key_term, value=checks.value_term)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +279,7 @@ def _built(
 ) -> contents.Contents | None:
     """The contents of a tree, or None and its problems added to the list. Argument: ``fits``, what is checked of it."""
     try:
-        return document.build(found.tree, contents.Contents, prepare=_in_full, check=fits, terms=_TERMS)
+        return document.build(found.tree, contents.Contents, prepare=_in_full, check=fits, terms=TERMS)
     except ScheduleError as wrong:
         problems += _one_model(found.tree, [in_its_words(problem, found.words) for problem in wrong.problems])
         return None
@@ -314,7 +313,7 @@ def _differing(
 
 
 def _put_other(tree: document.Tree, key: str, value: Any, where: str) -> document.Tree:
-    if key.split('.', maxsplit=1)[0].strip() in _FIXED or key.strip() == '.'.join(map(str, MODEL_KEY)):
+    if key.split('.', maxsplit=1)[0].strip() in contents.OF_FILE or key.strip() == '.'.join(map(str, MODEL_KEY)):
         raise refusal(where, f'{key[:60]}: is the same in the baseline', 'change plan, workload or cluster')
     return document.put(tree, key, value, where)
 

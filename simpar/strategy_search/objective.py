@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import accumulate, pairwise, product
 from math import prod
 from operator import mul
@@ -86,12 +86,6 @@ class Rule:
     reads: tuple[AxisMap, ...]
     output: AxisMap
 
-    @cached_property
-    def contracted(self) -> tuple[int, ...]:
-        """Axes that the output has not: where they are split, the output is a partial sum."""
-        kept = {axis for dim in self.output for axis in dim}
-        return tuple(axis for axis in range(len(self.sizes)) if axis not in kept)
-
     def split(self, exponents: tuple[int, ...]) -> ShardedOperator:
         """What splitting each axis 2^exponent times makes of the layouts, with the bits in the order of the axes."""
         ends = list(accumulate(exponents, initial=0))
@@ -103,7 +97,9 @@ class Rule:
         def layout(axes: AxisMap) -> Bits:
             return tuple(tuple(bit for axis in dim for bit in bits[axis]) for dim in axes)
 
-        partial = tuple(bit for axis in self.contracted for bit in bits[axis])
+        # Where axes are split that the output has not, it is a partial sum.
+        kept = {axis for dim in self.output for axis in dim}
+        partial = tuple(bit for axis, own in enumerate(bits) if axis not in kept for bit in own)
         inputs = tuple(layout(read) for read in self.reads)
         strategy = tuple(tuple(1 << len(dim) for dim in read) for read in inputs)
         return ShardedOperator(strategy, inputs, layout(self.output), partial, sum(len(axis) for axis in bits))

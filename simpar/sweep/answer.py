@@ -214,10 +214,3 @@ class SweepAnswer(lazy.Table):
     def batches_differ(self) -> bool:
         """Whether steps have different numbers of samples, so that samples a second are what compares."""
         return len({result.batch for result in self.results}) > 1
-
-
-def gain_over(baseline: tuple[float, int], step: tuple[float, int]) -> float:
-    """baseline / step − 1, for the same number of samples; arguments: seconds and samples of each."""
-    ratio = baseline[0] / step[0]
-    # Only where they differ, so that the gain is that of `simpar run` to the bit.
-    return (ratio if baseline[1] == step[1] else ratio * step[1] / baseline[1]) - 1

@@ -126,6 +126,12 @@ class Wanted:
     settings: Mapping[str, Any] | None = None
 
 
+def wanted_of(schedule: Schedule, settings: Mapping[str, Any] | None, session: Session) -> Wanted:
+    """What a schedule is known by; arguments: ``settings``, as of ``Wanted``; ``session``, as of ``read_content``."""
+    key = content_key(identity(schedule), schedule, session)
+    return Wanted(key=key, places=places(schedule), settings=settings)
+
+
 class Journal:
     """A file of finished rows; nothing is made before the first row is written.
 

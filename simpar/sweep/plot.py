@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from simpar.headline import gain_in_words, short, short_time
+from simpar import headline, units
 from simpar.plot.frame import EXPOSED, FORWARD, HATCH, HIDDEN, WIDTH, new_figure, time_unit, title
 from simpar.sweep.answer import Result, SweepAnswer
 from simpar.sweep.table import best_summary, name_of, short_keys, shown
-from simpar.units import format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,7 +140,7 @@ class _Page:
         """What stands behind a bar."""
         if result.step is None:
             return result.outcome.reason
-        text = short_time(self._length(result, 'step'))
+        text = headline.short_time(self._length(result, 'step'))
         if result.gain is not None and not result.is_baseline:
-            text += f', {gain_in_words(result.gain)}'
-        return f'{text}, {format_size(short(result.outcome.peak))}'
+            text += f', {headline.gain_in_words(result.gain)}'
+        return f'{text}, {units.format_size(headline.short(result.outcome.peak))}'

@@ -17,8 +17,8 @@ from simpar import case, errors
 from simpar.document import one_screen
 from simpar.schedule import Row, Schedule, contents, load_rows
 from simpar.session import Session
-from simpar.sweep.answer import Outcome, Result, SweepAnswer, gain_over, infeasible, predicted
-from simpar.sweep.journal import FILES, Journal, Wanted, content_key, identity, places
+from simpar.sweep.answer import Outcome, Result, SweepAnswer, infeasible, predicted
+from simpar.sweep.journal import FILES, Journal, Wanted, identity, wanted_of
 
 # run: all rows predicted, each once: taken from a journal, here, in processes apart, or on a cluster.
 
@@ -343,14 +343,9 @@ class Sweep:
             different.setdefault(name, schedule)
         different = _together(different)
         settings, session = {id(row.schedule): row.settings for row in self.rows}, Session(FILES)
-        wanted = [
-            Wanted(
-                key=content_key(name, schedule, session), places=places(schedule), settings=settings.get(id(schedule))
-            )
-            for name, schedule in different.items()
-            # Only a journal asks, and profiles are read for it.
-            if way.journal
-        ]
+        # Only a journal asks, and profiles are read for it.
+        asked = different.values() if way.journal else ()
+        wanted = [wanted_of(schedule, settings.get(id(schedule)), session) for schedule in asked]
         found = dict(zip(different, predict_all(list(different.values()), way, wanted), strict=True))
         return {id(schedule): found[name] for name, schedule in zip(names, schedules, strict=True)}
 
@@ -442,5 +437,7 @@ def _over(first: Result, result: Result) -> Result:
     """A row with its gain over the first feasible one."""
     if first.step is None or result.step is None:
         return result
-    gain = gain_over((first.step, first.batch), (result.step, result.batch))
-    return replace(result, baseline=first.step, gain=gain, is_baseline=result is first)
+    ratio = first.step / result.step
+    # Of as many samples; only where they differ, so that the gain is that of `simpar run` to the bit.
+    ratio = ratio if first.batch == result.batch else ratio * result.batch / first.batch
+    return replace(result, baseline=first.step, gain=ratio - 1, is_baseline=result is first)

@@ -204,18 +204,11 @@ class WhyNot:
 
 def overlaps() -> tuple[Overlap, ...]:
     """The table."""
-    return tuple(
-        Overlap(
-            name=row['name'],
-            stacks=tuple(row['stacks'].split()),
-            needs=row['needs'],
-            off=yaml.safe_load(row['off']),
-            on=tuple(yaml.safe_load(way) for way in row['on'].split(' | ')),
-            called=row['called'],
-            source=row['source'],
-        )
+    rows: list[dict[str, Any]] = [
+        {**row, 'off': yaml.safe_load(row['off']), 'on': tuple(map(yaml.safe_load, row['on'].split(' | ')))}
         for row in files.read_csv(TABLE)
-    )
+    ]
+    return tuple(Overlap(**{**row, 'stacks': tuple(row['stacks'].split())}) for row in rows)
 
 
 def why_not(case: Case, only: Collection[str] = ()) -> WhyNot:
