@@ -44,10 +44,17 @@ _CUT: Final = re.compile(r'(##|#|%%|%)(.*)', re.DOTALL)
 _REPLACED: Final = re.compile(r'(//?)((?:\\.|[^/])+)(?:/(.*))?', re.DOTALL)
 _HIDDEN: Final = str.maketrans(' \t\n', '\1\2\3')
 _BARE: Final = str.maketrans('\1\2\3', ' \t\n')
+
+
+def _quotient(one: int, other: int) -> int:
+    """As bash divides, towards zero."""
+    return abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
+
+
 _OPERATORS: Final[Mapping[type, Callable[[int, int], int]]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.Lt: operator.lt, ast.Gt: operator.gt, ast.LtE: operator.le, ast.GtE: operator.ge,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: _quotient,
+    ast.Mod: lambda one, other: one - other * _quotient(one, other), ast.Lt: operator.lt, ast.Gt: operator.gt,
+    ast.LtE: operator.le, ast.GtE: operator.ge, ast.Eq: operator.eq, ast.NotEq: operator.ne,
 }  # fmt: skip
 
 
@@ -579,7 +586,10 @@ def _python(text: str) -> str:
 
 
 def _signs(text: str) -> str:
-    return re.sub(r'!(?!=)', ' not ', text.replace('&&', ' and ').replace('||', ' or '))
+    # A sign of Python that binds as tightly; bash's own one is of bits, which are not read.
+    if '~' in text:
+        raise ValueError
+    return re.sub(r'!(?!=)', '~', text.replace('&&', ' and ').replace('||', ' or '))
 
 
 def _sum(node: ast.expr) -> int:
@@ -590,7 +600,7 @@ def _sum(node: ast.expr) -> int:
     if isinstance(node, ast.BoolOp):
         answers = [bool(_sum(one)) for one in node.values]
         return int(all(answers) if isinstance(node.op, ast.And) else any(answers))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
         return int(not _sum(node.operand))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_sum(node.operand)
