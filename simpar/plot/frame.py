@@ -58,10 +58,12 @@ def darken(figure: Figure) -> None:
 
 def _on_the_ground(axes: Axes) -> Iterator[Text]:
     """All letters but those inside of boxes, which are centred and clipped with them."""
+    from matplotlib.text import Text
+
     yield from (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.get_yticklabels())
-    for name in ('_left_title', '_right_title'):
-        yield getattr(axes, name)
-    yield from (one for one in axes.texts if not (one.get_clip_on() and one.get_horizontalalignment() == 'center'))
+    # Titles at the left and at the right are among them.
+    texts = (one for one in axes.get_children() if isinstance(one, Text))
+    yield from (one for one in texts if not (one.get_clip_on() and one.get_horizontalalignment() == 'center'))
     if legend := axes.get_legend():
         legend.get_frame().set_facecolor(GROUND)
         yield from legend.get_texts()

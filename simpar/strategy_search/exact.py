@@ -113,8 +113,9 @@ class Elimination:
         order = (variable, *scope)
         place = {other: axis for axis, other in enumerate(order)}
         parts = [(factor.table, tuple(place[other] for other in factor.scope)) for factor in factors]
-        # Identity stands for content, for tables are never changed. It orders parts within a run only.
-        parts.sort(key=lambda part: (part[1], id(part[0])))
+        # By their axes alone: sums round by their order, which is to be the same in every run.
+        parts.sort(key=lambda part: part[1])
+        # Identity stands for content, for tables are never changed.
         key = (len(order), *((id(table), axes) for table, axes in parts))
         if key not in self._summed:
             total = _sum([self.sizes[other] for other in order], parts)
