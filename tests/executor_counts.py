@@ -12,11 +12,8 @@ from unittest.mock import patch
 
 import torch
 
-from executor.kernels import Context
-from executor.ranks.real import Computation, Transport, transfer
-from executor.virtual.dry_run import DryIssuer, dry_run
+from executor.virtual.dry_run import DryIssuer, FoldedComputation, dry_run
 from executor.virtual.engine import Queue
-from executor.walk import Slot
 from simpar.case import load_case
 from simpar.cost.compute import NO_WORK, PRODUCTS
 from simpar.program import OpClass
@@ -70,28 +67,16 @@ def counts(cases: Iterable[tuple[dict[str, Any], dict[str, Any]]] = CASES) -> di
     """By operator and phase; the first of each, in a model of 1,024 features in 16 bits."""
     found: dict[str, Count] = {}
 
-    def add(op: OpClass, each: list[int]) -> None:
-        # The collective itself is no kernel here.
-        own = op.kind == 'collective'
-        count = Count(len(each) + own, round(sum(each) / (op.bytes or 1.0) + own, 1))
-        found.setdefault(f'{op.operator}.{op.phase}', count)
-
-    class Counting(Computation):
-        def run_kernel(self, index: int, where: Context, reads: list[torch.Tensor]) -> list[torch.Tensor]:
+    class Counting(FoldedComputation):
+        def _folded(self, op: OpClass, reads: list[torch.Tensor], issued: Any) -> list[torch.Tensor]:
             with tasks() as each:
-                results = super().run_kernel(index, where, reads)
-            add(self._start.program.op_classes[index], each)
+                results = super()._folded(op, reads, issued)
+            # The collective itself is no kernel here.
+            own = op.kind == 'collective'
+            least = op.bytes or 1.0
+            count = Count(len(each) + own, round(sum(each) / least + own, 1))
+            found.setdefault(f'{op.operator}.{op.phase}', count)
             return results
-
-        def communicate(self, slot: Slot, step: int, transport: Transport) -> None:
-            if slot.op.kind != 'collective' or slot.op.operator == 'send_recv':
-                super().communicate(slot, step, transport)
-                return
-            reads = self.reads(slot, step)
-            with tasks() as each:
-                results = transfer(slot.op, transport, reads, [])
-            add(slot.op, each)
-            self.keep(slot, results)
 
     class Issuer(DryIssuer):
         computation_of = Counting

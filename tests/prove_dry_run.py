@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from executor.kernels import bind, kernel
-from executor.ranks.real import Computation
-from executor.virtual.dry_run import DryIssuer, dry_run, representatives
+from executor.virtual.dry_run import DryIssuer, FoldedComputation, dry_run, representatives
 from simpar import Program, load_case
 from simpar.errors import Deadlock, ProgramError
 from tests.drawn_further import with_further
@@ -54,7 +53,7 @@ ALSO = [
     ({'sinks': 'zero', 'attention': 'flash'}, lambda plan, model: plan.get('context', 1) == 1),
 ]
 """Keys that no drawn plan has by itself, and what they need."""
-ELSEWHERE = 'virtual:63'
+ELSEWHERE = 'cuda:63'
 Row = dict[str, Any]
 Spoiler = type[DryIssuer] | None
 
@@ -70,7 +69,7 @@ def spoiled_kernel(how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[ran
         alike = [one for one, op in ops.items() if (op.operator, op.phase) == (chosen.operator, chosen.phase)]
         right = kernel(chosen)
 
-        class Spoiling(Computation):
+        class Computation(FoldedComputation):
             def __init__(self, *words: Any) -> None:
                 super().__init__(*words)
                 if self._start.rank == rank:
@@ -80,7 +79,7 @@ def spoiled_kernel(how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[ran
             first, *rest = right(op, where, *tensors)
             return [how(first), *rest]
 
-        return type('Spoiled', (DryIssuer,), {'computation_of': Spoiling})
+        return type('Spoiled', (DryIssuer,), {'computation_of': Computation})
 
     return drawn
 

@@ -7,8 +7,7 @@ import torch
 from op_tables import recorded
 
 from executor import kernels
-from executor.ranks.real import Computation
-from executor.virtual.dry_run import DryIssuer, check_time, dry_run
+from executor.virtual.dry_run import DryIssuer, FoldedComputation, check_time, dry_run
 from executor.virtual.engine import Race
 from simpar import Plan, from_module, load_case
 from simpar.errors import Infeasible, ProgramError
@@ -97,7 +96,7 @@ def test_a_copy_that_waits_for_no_event_is_named(issuer):
 
 
 def test_a_copy_that_the_host_waits_for_is_named(monkeypatch):
-    class Blocking(Computation):
+    class Blocking(FoldedComputation):
         def copy(self, slot, step):
             made = self.memory.room_for(slot.op)
             for into, tensor in zip(made, self.reads(slot, step), strict=True):
@@ -126,10 +125,10 @@ def test_a_kernel_of_a_dtype_that_there_is_none_of_is_named(parallel, monkeypatc
 
 def test_a_tensor_on_another_device_is_named(parallel, monkeypatch):
     def elsewhere(where, results):
-        return [results[0] + torch.zeros(1, device='virtual:3') if where.rank == 1 else results[0]]
+        return [results[0] + torch.zeros(1, device='cuda:3') if where.rank == 1 else results[0]]
 
     changed(monkeypatch, 'gelu', 'F', elsewhere)
-    with pytest.raises(ProgramError, match=r'gelu.F on rank 1: .*virtual:1.*virtual:3'):
+    with pytest.raises(ProgramError, match=r'gelu.F on rank 1: .*cuda:1.*cuda:3'):
         dry_run(parallel)
 
 

@@ -16,7 +16,7 @@ HOLDERS = {'defaultdict', 'Counter', 'OrderedDict', 'deque', 'bytearray', 'WeakK
 """What is made to be changed."""
 PRIVATE = {
     'executor/checkpoint.py: from torch.distributed.checkpoint.filesystem import _StorageInfo': 'in what torch reads',
-    'executor/virtual/dry_run.py: from torch.utils._python_dispatch import torch.utils._python_dispatch': 'where '
+    'executor/virtual/dry_run.py: from torch._subclasses.fake_tensor import torch._subclasses.fake_tensor': 'where '
     'torch documents it',
     'executor/virtual/__init__.py: from torch.utils.backend_registration import '
     '_setup_privateuseone_for_python_backend': "torch's one way to register a device that is written in Python",

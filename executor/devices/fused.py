@@ -24,8 +24,7 @@ def rows(operator: str, device: str) -> tuple[Mapping[str, str], ...]:
 def fused(operator: str, op: program.OpClass, tensor: torch.Tensor) -> str:
     """The kernel for an op on the device of a tensor and in its dtype; empty: it is composed of others."""
     features, dtype = int(op.attributes.get('head_dim', 0)), str(tensor.dtype).removeprefix('torch.')
-    # A dry run's tensors are on devices that stand for others.
-    for row in rows(operator, getattr(tensor, 'kind', tensor.device.type)):
+    for row in rows(operator, tensor.device.type):
         # What a row leaves empty is no limit; limits are of the features of a head.
         within = features <= int(row['largest'] or features) and not features % int(row['multiple'] or 1)
         if (

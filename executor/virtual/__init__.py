@@ -91,7 +91,7 @@ class Event:
             return
         tick, source = self.tick, self.queue
         join(queue.known, self.known)
-        queue.put(f'waiting for task {tick} of {source.name}', lambda: None, lambda: source.done >= tick)
+        queue.put(f'waiting for task {tick} of {source.name}', _nothing, lambda: source.done >= tick)
 
     def may_wait(self, queue: Queue) -> None:
         """Raises ``ProgramError`` where only one, it or a stream that waits, is inside of a graph that is captured."""
@@ -226,6 +226,10 @@ def _index(device: Any) -> int:
         return device
     found = torch.device(device).index
     return state.device if found is None else found
+
+
+def _nothing() -> None:
+    pass
 
 
 def _is_in_bad_fork() -> bool:

@@ -412,15 +412,14 @@ class Capture:
 # The virtual accelerators of this process: their engine, memory and streams, and which stream is current.
 
 DEVICES: Final = 64
-HOST: Final = 127
+HOST: Final = DEVICES
 """The number of what stands for the memory of the host that devices copy to and from."""
 
 
 class State:
     """What a device module holds for its process.
 
-    Arguments: ``lanes``, by device its collectives that are not over, in the order in which they were issued;
-    ``asked``, what a dry run is told of each operation, None: memory has numbers.
+    Arguments: ``lanes``, by device its collectives that are not over, in the order in which they were issued.
     """
 
     def __init__(self) -> None:
@@ -429,9 +428,8 @@ class State:
         self.libraries: list[torch.library.Library] = []
         self.reset()
 
-    def reset(self, seed: int | None = None, asked: Any = None) -> Engine:
+    def reset(self, seed: int | None = None) -> Engine:
         """Begin anew, with devices that are empty; a seed picks the order in which streams run."""
-        self.asked = asked
         self.engine, self.device, self.issuing = Engine(seed), 0, False
         self.pools: dict[int, Pool] = {}
         self.of_graphs: dict[int, list[Pool]] = {}
@@ -440,18 +438,13 @@ class State:
         self.lanes: defaultdict[int, deque[Any]] = defaultdict(deque)
         return self.engine
 
-    @property
-    def cells(self) -> str:
-        """Where the numbers of tensors are: ``cpu``, or ``meta``, where there are none."""
-        return 'meta' if self.asked else 'cpu'
-
     def with_index(self, where: torch.device) -> torch.device:
         """A device by its number, that of the current device where it has none."""
         return where if where.index is not None else torch.device(where.type, self.device)
 
     def pool(self, where: torch.device) -> Pool:
         """The memory of a device."""
-        return self.pools.setdefault(self.with_index(where).index, Pool(self.cells))
+        return self.pools.setdefault(self.with_index(where).index, Pool())
 
     def pools_of(self, index: int) -> list[Pool]:
         """All memory of a device: that of its graphs, too."""

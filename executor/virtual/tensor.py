@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -37,8 +37,9 @@ class Form(NamedTuple):
 
 
 class VirtualTensor(torch.Tensor):  # type: ignore[misc]
-    """Arguments: ``lease``, its memory, which views share."""
+    """Arguments: ``cells``, its numbers, right only in tasks; ``lease``, its memory, which views share."""
 
+    cells: torch.Tensor
     lease: Lease
     form: Form
 
@@ -51,18 +52,8 @@ class VirtualTensor(torch.Tensor):  # type: ignore[misc]
             cls, size, strides=stride, storage_offset=offset, dtype=dtype, device=device
         )
         tensor.lease, tensor.form = lease, form
+        tensor.cells = torch.empty(0, dtype=dtype).set_(lease.block.memory.untyped_storage(), offset, size, stride)
         return tensor
-
-    @cached_property
-    def cells(self) -> torch.Tensor:
-        """Its numbers, right only in tasks; nobody asks for those of a dry run."""
-        memory, (size, stride, offset, dtype) = self.lease.block.memory, self.form
-        return memory.new_empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, size, stride)
-
-    @property
-    def kind(self) -> str:
-        """The kind of device that it is on, or that this stands for in a dry run."""
-        return state.asked.kind if state.asked else KIND
 
     def untyped_storage(self) -> Any:
         """What tells whether two tensors share memory."""
@@ -114,7 +105,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func in READ_BY_HOST or _to_host(func, args, kwargs):
         return _on_host(func, leaves, shape)
     forms = [_form(leaf) for leaf in leaves]
-    key = (func, shape, tuple(forms), state.cells)
+    key = (func, shape, tuple(forms))
     made: Made | None = state.made.get(key)
     if made is None:
         if func is aten.index.Tensor and any(isinstance(form, Form) and form.dtype is torch.bool for form in forms):
@@ -166,10 +157,6 @@ def _put(
         elif isinstance(leaf, torch.device):
             real[place] = CPU
     touches += [Touch(id(tensor.lease.block), *_bytes(tensor.form), True) for _, tensor in fresh]
-    if state.asked:
-        state.asked.count(func, leaves, [tensor for _, tensor in fresh])
-        queue.issue(what, lambda: None, touches)
-        return
     args, kwargs = unflat(real, shape)
     targets = [(place, tensor.cells) for place, tensor in fresh]
 
@@ -183,9 +170,8 @@ def _put(
 
 def _tried(func: Any, leaves: list[Any], shape: Any, forms: list[Any]) -> Made:
     """Do it with zeros, and see what comes."""
-    here = torch.device(state.cells)
     zeros = [
-        _zeros(form) if isinstance(form, Form) else here if isinstance(leaf, torch.device) else leaf
+        _zeros(form) if isinstance(form, Form) else CPU if isinstance(leaf, torch.device) else leaf
         for form, leaf in zip(forms, leaves, strict=True)
     ]
     args, kwargs = unflat(zeros, shape)
@@ -229,8 +215,7 @@ def _on_host(func: Any, leaves: list[Any], shape: Any) -> Any:
     found: list[Any] = []
     real = [leaf.cells if isinstance(leaf, VirtualTensor) else leaf for leaf in leaves]
     args, kwargs = unflat(real, shape)
-    # Of a dry run nothing comes: what the host gets has no numbers.
-    queue.put(f'{func} for the host', lambda: found.append(real[0] if state.asked else func(*args, **kwargs)))
+    queue.put(f'{func} for the host', lambda: found.append(func(*args, **kwargs)))
     queue.engine.wait_for(dict(queue.known), lambda: bool(found))
     return found[0]
 
@@ -253,14 +238,13 @@ def _blocks(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _is_on_host(tensor: torch.Tensor) -> bool:
-    return bool(tensor.device.type in ('cpu', 'meta') or tensor.device.index == HOST)
+    return bool(tensor.device == CPU or tensor.device.index == HOST)
 
 
 def pinned(size: Sequence[int], dtype: torch.dtype) -> VirtualTensor:
     """Memory of the host that only tasks read and write."""
     like = torch.empty(size, dtype=dtype, device='meta')
-    lease = HostLease(like.nbytes, state.engine.races, state.cells)
-    return VirtualTensor(form_of(like), lease, torch.device(KIND, HOST))
+    return VirtualTensor(form_of(like), HostLease(like.nbytes, state.engine.races), torch.device(KIND, HOST))
 
 
 def _device(leaves: list[Any]) -> torch.device:
@@ -325,7 +309,7 @@ def _form(leaf: Any) -> Any:
 
 
 def _zeros(form: Form) -> torch.Tensor:
-    memory = torch.zeros(form.offset + _span(form.size, form.stride), dtype=form.dtype, device=state.cells)
+    memory = torch.zeros(form.offset + _span(form.size, form.stride), dtype=form.dtype)
     return memory.as_strided(form.size, form.stride, form.offset)
 
 
