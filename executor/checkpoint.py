@@ -79,7 +79,7 @@ class Trained:
     def check(self, before: Trained, schedule: Schedule, folder: Path) -> None:
         """Raise ``ScheduleError`` with all that the checkpoint in a folder was trained with and this run is not."""
         problems = [
-            Problem(schedule.where(key), f'{key}: is {_shown(now)}, but {folder} was trained with {_shown(then)}', _AS)
+            Problem(schedule.where(key), f'{key}: is {_text(now)}, but {folder} was trained with {_text(then)}', _AS)
             for key, now, then in _differences('workload', self._in_full(folder), before._in_full(folder))
         ]
         for name, now, then in (('dtype', self.dtype, before.dtype), ('data', self.data, before.data)):
@@ -92,12 +92,12 @@ class Trained:
         """The workload as this version writes it, with the defaults of keys that an older one did not know."""
         tree = {MODEL if key == 'model' else key: value for key, value in self.workload.items()}
         try:
-            found = document.dump(document.build(Tree(root=tree, origins={}), Workload), Workload)
+            workload = document.dump(document.build(Tree(root=tree, origins={}), Workload), Workload)
         except ScheduleError as error:
             first = error.problems[0]
             what = f'was trained with a workload that this version cannot read: {first}'
             raise refusal(folder, what, 'go on with the version of simpar that wrote it') from None
-        return {**found.pop(MODEL), **found}
+        return {**workload.pop(MODEL), **workload}
 
 
 _OWN: Final = 'that of the schedule'
@@ -129,7 +129,7 @@ def _kind(value: Any) -> Any:
 _ABSENT: Final = object()
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     text = 'absent' if value is _ABSENT else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _LONGEST else f'{text[: _LONGEST - 1]}…'
 
@@ -284,7 +284,7 @@ def folder_of(root: Path, step: int) -> Path:
 
 def latest(root: Path) -> Path | None:
     """The last whole checkpoint of a folder; None where it has none."""
-    return found[-1] if (found := _all(root)) else None
+    return checkpoints[-1] if (checkpoints := _all(root)) else None
 
 
 @contextmanager
@@ -313,10 +313,10 @@ def clear(root: Path) -> None:
 
 def contents_of(folder: Path) -> Contents:
     """Read the list of a checkpoint; raises ``ScheduleError`` where it is none."""
-    found, problem = _list_of(folder)
-    if found is None:
+    contents, problem = _list_of(folder)
+    if contents is None:
         raise _damaged(folder, problem)
-    return found
+    return contents
 
 
 def _list_of(folder: Path) -> tuple[Contents | None, Problem]:
@@ -328,16 +328,16 @@ def _list_of(folder: Path) -> tuple[Contents | None, Problem]:
         # Before it is parsed: a changed byte is damage, whether or not it reads as a list still.
         if stated and stated != [hashlib.sha256(text).hexdigest().encode()]:
             return None, Problem(str(path), f'is damaged: its digest is not the one in {DIGEST}')
-        found = Contents.model_validate_json(text)
+        contents = Contents.model_validate_json(text)
     except OSError as error:
         return None, Problem(str(path), error.strerror or str(error))
     except ValidationError as error:
         first = error.errors()[0]
         place = '.'.join(map(str, first['loc'])) or 'the file'
         return None, Problem(str(path), f'is not the list of a checkpoint: {place}: {first["msg"]}')
-    if not stated and found.format != OLD:
+    if not stated and contents.format != OLD:
         return None, Problem(str(path), f'is damaged: it has no digest in {DIGEST}')
-    for name, stored in found.tensors.items():
+    for name, stored in contents.tensors.items():
         if not all(_FILE.fullmatch(chunk.file) for chunk in stored.chunks):
             what = f'{name} is said to be in a file of another name than __RANK_0.distcp'
             return None, Problem(str(path), what)
@@ -345,7 +345,7 @@ def _list_of(folder: Path) -> tuple[Contents | None, Problem]:
             return None, Problem(str(path), f'{name} has a part of other dims than its {len(stored.shape)}')
         if not isinstance(getattr(torch, stored.dtype, None), torch.dtype):
             return None, Problem(str(path), f'{name} has no dtype of torch (got {stored.dtype[:40]!r})')
-    return found, Problem(str(path), '')
+    return contents, Problem(str(path), '')
 
 
 def check_names(folder: Path, contents: Contents, program: Program) -> None:
@@ -367,15 +367,15 @@ def read_rank(folder: Path, contents: Contents, program: Program, rank: int, hel
 
 def parameters_of(folder: Path, contents: Contents, program: Program) -> dict[str, torch.Tensor]:
     """The full parameters of a checkpoint, by the names that the program has for them."""
-    found = {}
+    parts = {}
     for tensor in program.tensors:
         for name in (tensor.members or (tensor.name,)) if tensor.kind == 'parameter' else ():
             weight = program.tensor[name]
             own, shape = module_name(weight.like or name), tuple(weight.shape)
             dtype = getattr(torch, contents.tensors[own].dtype) if own in contents.tensors else torch.float32
-            found[weight.like or name] = Piece(own, shape, (0,) * len(shape), shape, torch.empty(shape, dtype=dtype))
-    _fill(folder, contents, found.values())
-    return {name: piece.values for name, piece in found.items()}
+            parts[weight.like or name] = Piece(own, shape, (0,) * len(shape), shape, torch.empty(shape, dtype=dtype))
+    _fill(folder, contents, parts.values())
+    return {name: piece.values for name, piece in parts.items()}
 
 
 def _fill(folder: Path, contents: Contents, wanted: Iterable[Piece]) -> None:
@@ -407,11 +407,11 @@ def _overlapping(folder: Path, contents: Contents, piece: Piece) -> list[Chunk]:
         raise _wrong(folder / LIST, what)
     if stored.shape != piece.shape:
         raise _wrong(folder / LIST, f'{piece.name} has shape {list(stored.shape)}, the model {list(piece.shape)}')
-    found = [chunk for chunk in stored.chunks if all(low < high for low, high in _overlap(piece, chunk))]
-    covered = sum(math.prod(high - low for low, high in _overlap(piece, chunk)) for chunk in found)
+    chunks = [chunk for chunk in stored.chunks if all(low < high for low, high in _overlap(piece, chunk))]
+    covered = sum(math.prod(high - low for low, high in _overlap(piece, chunk)) for chunk in chunks)
     if covered != piece.values.numel():
         raise _wrong(folder / LIST, f'{piece.name} is not whole: {covered} of {piece.values.numel()} elements')
-    return found
+    return chunks
 
 
 def _overlap(piece: Piece, chunk: Chunk) -> list[tuple[int, int]]:
@@ -433,14 +433,14 @@ def _values(folder: Path, chunk: Chunk) -> torch.Tensor:
         raise _damaged(folder, Problem(str(path), f'is damaged: {where} do not have their digest'))
     try:
         # Tensors alone: a file that is read must not run code.
-        found = torch.load(io.BytesIO(content), weights_only=True)
+        tensor = torch.load(io.BytesIO(content), weights_only=True)
     # What torch makes of broken bytes fails in any way.
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise _damaged(folder, Problem(str(path), f'cannot be read: {reason[:100]}')) from None
-    if not isinstance(found, torch.Tensor):
+    if not isinstance(tensor, torch.Tensor):
         raise _wrong(path, 'holds something else than tensors')
-    return found
+    return tensor
 
 
 def _content(folder: Path, chunk: Chunk) -> bytes:
@@ -475,8 +475,8 @@ def _first_holder(program: Program, name: str, rank: int) -> int:
 
 def _all(root: Path) -> Sequence[Path]:
     """All whole checkpoints of a folder, the oldest first."""
-    found = [path for path in root.glob('step-*') if _FOLDER.fullmatch(path.name) and (path / LIST).is_file()]
-    return sorted(found, key=_step)
+    folders = [path for path in root.glob('step-*') if _FOLDER.fullmatch(path.name) and (path / LIST).is_file()]
+    return sorted(folders, key=_step)
 
 
 def _step(folder: Path) -> int:

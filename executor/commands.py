@@ -53,11 +53,11 @@ class Job:
     @property
     def placement(self) -> hardware.Placement | None:
         """Which device a rank is on; raises ``ScheduleError`` where the baseline has another."""
-        found = {one.case.cluster.placement if one.case else None for one in self.all}
-        if len(found) > 1:
+        placements = {one.case.cluster.placement if one.case else None for one in self.all}
+        if len(placements) > 1:
             what = 'the baseline has another, and a launcher starts the ranks once'
             raise ScheduleError(Problem('plan.placement', what, 'run each alone, and compare what they save'))
-        return found.pop()
+        return placements.pop()
 
     @property
     def all(self) -> tuple[Job, ...]:
@@ -91,7 +91,7 @@ def run_job(options: argparse.Namespace) -> int:
         return _train(options, launch, job)
     # One line for the whole job, not one a rank.
     if launch is None or launch.rank == 0:
-        _say(_found(options, launch, job.program))
+        _say(_headline(options, launch, job.program))
     executions = _alone(options, job) if launch is None else _among(options, launch, job)
     if executions:
         _show(options, executions)
@@ -112,11 +112,11 @@ def _check_state(options: argparse.Namespace) -> None:
             '--tensorboard': options.tensorboard,
         }  # fmt: skip
         what = 'a training with checkpoints has no such flag'
-        if problems := [Problem(flag, what, 'leave it out') for flag, given in useless.items() if given]:
+        if problems := [Problem(flag, what, 'leave it out') for flag, is_set in useless.items() if is_set]:
             raise ScheduleError(problems)
-        if (found := checkpoint.latest(options.checkpoint)) and not options.resume:
+        if (folder := checkpoint.latest(options.checkpoint)) and not options.resume:
             instead = 'write --resume to go on from it, or name another folder'
-            raise ScheduleError(Problem('--checkpoint', f'{found} is there already', instead))
+            raise ScheduleError(Problem('--checkpoint', f'{folder} is there already', instead))
     if options.tensorboard and find_spec('tensorboard') is None:
         raise ScheduleError(Problem('--tensorboard', 'tensorboard is not installed', 'pip install tensorboard'))
     if options.save_state and options.compute == 'emulated':
@@ -130,7 +130,7 @@ def _train(options: argparse.Namespace, launch: Launch | None, job: Job) -> int:
     speaks = launch is None or launch.rank == 0
     begun = checkpoint.latest(options.checkpoint)
     if speaks:
-        _say(_found(options, launch, job.program))
+        _say(_headline(options, launch, job.program))
         from_where = f'goes on from {begun}' if begun else 'begins anew'
         _say(f'checkpoints: {options.checkpoint}, every {options.every} steps; {from_where}')
     result = train.train(
@@ -142,8 +142,8 @@ def _train(options: argparse.Namespace, launch: Launch | None, job: Job) -> int:
     _save_state(options, job.program, result)
     last = checkpoint.latest(options.checkpoint)
     if options.json:
-        told = {'program': job.program.hash, 'ranks': job.program.world, 'losses': list(result.losses)}
-        print(json.dumps({**told, 'from': str(begun or ''), 'checkpoint': str(last)}, ensure_ascii=False))
+        summary = {'program': job.program.hash, 'ranks': job.program.world, 'losses': list(result.losses)}
+        print(json.dumps({**summary, 'from': str(begun or ''), 'checkpoint': str(last)}, ensure_ascii=False))
     else:
         print(f'{_losses(result)}; last: {last}')
     return 0
@@ -151,8 +151,8 @@ def _train(options: argparse.Namespace, launch: Launch | None, job: Job) -> int:
 
 def _save_state(options: argparse.Namespace, program: Program, result: state.Result) -> None:
     if options.save_state:
-        kept = state.by_module(result) if options.module else result
-        state.save_state(options.save_state, kept, program=program.hash, seed=options.seed)
+        outcome = state.by_module(result) if options.module else result
+        state.save_state(options.save_state, outcome, program=program.hash, seed=options.seed)
 
 
 def _losses(result: state.Result) -> str:
@@ -275,7 +275,7 @@ def _among(options: argparse.Namespace, launch: Launch, job: Job) -> tuple[state
     return (replace(execution, trace=joined([execution.trace], state.FIRST_STEADY)) if measured else execution,)
 
 
-def _found(options: argparse.Namespace, launch: Launch | None, program: Program) -> str:
+def _headline(options: argparse.Namespace, launch: Launch | None, program: Program) -> str:
     """Say in one line what will run where."""
     where = f'{program.world} ranks on this machine' if launch is None else str(launch)
     device = '' if options.device == 'cpu' else f'; device {options.device} ({devices.KINDS[options.device].tried})'
@@ -426,7 +426,7 @@ def _own(hosts: list[str]) -> int:
 
 
 def _show_json(places: list[meeting.Place], needs: list[int], notes: tuple[str, ...]) -> None:
-    found = [
+    hosts = [
         {
             'host': place.host.name,
             'ranks': list(place.ranks),
@@ -437,15 +437,18 @@ def _show_json(places: list[meeting.Place], needs: list[int], notes: tuple[str, 
         }
         for place in places
     ]
-    print(json.dumps({'hosts': found, 'notes': list(notes)}, ensure_ascii=False))
+    print(json.dumps({'hosts': hosts, 'notes': list(notes)}, ensure_ascii=False))
 
 
 def _devices(place: meeting.Place) -> str:
     """``8 of cuda, 79.1 GB free, driver 12080, version of NCCL 2.27.3``."""
-    found = place.devices
-    parts = [f'{found.count} of {found.kind}', *([f'{units.format_size(min(found.free))} free'] if found.free else [])]
-    parts += [f'driver {found.driver}'] if found.driver else []
-    return ', '.join([*parts, *(f'{topic} {version}' for topic, version in found.versions.items())])
+    survey = place.devices
+    parts = [
+        f'{survey.count} of {survey.kind}',
+        *([f'{units.format_size(min(survey.free))} free'] if survey.free else []),
+    ]
+    parts += [f'driver {survey.driver}'] if survey.driver else []
+    return ', '.join([*parts, *(f'{topic} {version}' for topic, version in survey.versions.items())])
 
 
 def _show_places(places: list[meeting.Place], needs: list[int], notes: tuple[str, ...]) -> None:
@@ -471,8 +474,8 @@ def check_numerics(options: argparse.Namespace) -> int:
     report = numerics.check(case.program, case.schedule.workload, case.schedule.plan, options.steps, options.seed)
     worst = report.worst
     if options.json:
-        found = {'program': case.program.hash, 'compared': len(report.deviations), 'tolerance': report.tolerance}
-        print(json.dumps({**found, 'worst': {'step': worst.step, 'name': worst.name, 'error': worst.error}}))
+        summary = {'program': case.program.hash, 'compared': len(report.deviations), 'tolerance': report.tolerance}
+        print(json.dumps({**summary, 'worst': {'step': worst.step, 'name': worst.name, 'error': worst.error}}))
     else:
         count = f'{len(report.deviations)} losses, gradients and parameters of {options.steps} steps'
         print(f'numerics: {count} equal those of the unsharded model in fp64 to {worst.error:.2g}; worst: {worst.name}')
@@ -494,15 +497,15 @@ def dry_run_job(options: argparse.Namespace) -> int:
     case = _case(options)
     check_time(case.program, size.parse_limit([DRY_RUN, *options.limit]))
     try:
-        found = dry_run(case.program, options.device, dtype=options.dtype)
+        report = dry_run(case.program, options.device, dtype=options.dtype)
     except (ProgramError, Deadlock) as error:
         raise RunFailed(f'dry run on {options.device}: {error}') from error
     if options.json:
-        print(json.dumps({'program': case.program.hash, **found.to_dict()}))
+        print(json.dumps({'program': case.program.hash, **report.to_dict()}))
     else:
-        print(*found.lines(), *_in_8_bits(case.program, emulated=False), sep='\n')
-    if found.wrong:
-        raise RunFailed('\n'.join(f'dry run on {options.device}: {what}' for what in found.wrong))
+        print(*report.lines(), *_in_8_bits(case.program, emulated=False), sep='\n')
+    if report.wrong:
+        raise RunFailed('\n'.join(f'dry run on {options.device}: {what}' for what in report.wrong))
     return 0
 
 

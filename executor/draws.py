@@ -26,12 +26,12 @@ _CONSTANTS: Final[ContextVar[tuple[Kept, bool] | None]] = ContextVar('constants'
 
 
 @contextmanager
-def constants(kept: Kept, *, again: bool) -> Iterator[None]:
+def constants(store: Kept, *, again: bool) -> Iterator[None]:
     """Within it, constants are remembered; ``again``: those that were remembered are given.
 
     A graph that is captured cannot read memory of the host, for the host has dropped it when the graph is replayed.
     """
-    token = _CONSTANTS.set((kept, again))
+    token = _CONSTANTS.set((store, again))
     try:
         yield
     finally:
@@ -42,18 +42,18 @@ def on_device(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A tensor of the host where another one is; its dtype stays."""
     if tensor.device == like.device:
         return tensor
-    kept, again = _CONSTANTS.get() or (None, False)
+    store, again = _CONSTANTS.get() or (None, False)
     key = None
-    if kept is not None:
+    if store is not None:
         cells = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b''
         key = (like.device, tensor.dtype, tuple(tensor.shape), cells)
-        if again and key in kept:
-            return kept[key]
+        if again and key in store:
+            return store[key]
     # A copy from memory that is not pinned would have the host wait for all that the stream has to do.
     host = tensor.pin_memory() if devices.KINDS[like.device.type].pins else tensor
     moved = host.to(like.device, non_blocking=True)
-    if kept is not None:
-        kept.setdefault(key, moved)
+    if store is not None:
+        store.setdefault(key, moved)
     return moved
 
 
@@ -80,21 +80,21 @@ OWN: Final = 'SIMPAR_OWN_OPS'
 @lru_cache(maxsize=1)
 def _module_tensors(path: str) -> Mapping[str, torch.Tensor]:
     """The tensors that a file holds; none where no file is named."""
-    found: Mapping[str, torch.Tensor] = torch.load(path, weights_only=True) if path else {}
-    return found
+    tensors: Mapping[str, torch.Tensor] = torch.load(path, weights_only=True) if path else {}
+    return tensors
 
 
 def given(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor of the module; raises ``ProgramError`` where there is none of this name and shape."""
-    found = _module_tensors(os.environ.get(VARIABLE, '')).get(name)
-    if found is None:
+    tensor = _module_tensors(os.environ.get(VARIABLE, '')).get(name)
+    if tensor is None:
         raise errors.ProgramError(
             f'{name}: the values of the module are not known here; pass --module package:function, and build it with '
             'weights, not on the meta device'
         )
-    if tuple(found.shape) != shape:
-        raise errors.ProgramError(f'{name}: the module has shape {list(found.shape)}, its graph says {list(shape)}')
-    return found.detach().to(dtype)
+    if tuple(tensor.shape) != shape:
+        raise errors.ProgramError(f'{name}: the module has shape {list(tensor.shape)}, its graph says {list(shape)}')
+    return tensor.detach().to(dtype)
 
 
 def keep(tensors: Mapping[str, torch.Tensor], own: str = '') -> None:
@@ -102,8 +102,8 @@ def keep(tensors: Mapping[str, torch.Tensor], own: str = '') -> None:
     os.environ[OWN] = own
     folder = Path(tempfile.mkdtemp(prefix='simpar-module-'))
     files.remove_at_the_end(folder)
-    known = _module_tensors(os.environ.get(VARIABLE, ''))
-    torch.save({**known, **tensors}, folder / 'given.pt')
+    previous = _module_tensors(os.environ.get(VARIABLE, ''))
+    torch.save({**previous, **tensors}, folder / 'given.pt')
     os.environ[VARIABLE] = str(folder / 'given.pt')
 
 
@@ -122,8 +122,8 @@ def own_operator(target: str, own: str) -> Callable[..., torch.Tensor]:
     if reference != HERE:
         function_of(reference)
     library, _, name = full.partition('::')
-    found: Callable[..., torch.Tensor] = getattr(getattr(getattr(torch.ops, library), name), overload or 'default')
-    return found
+    operator: Callable[..., torch.Tensor] = getattr(getattr(getattr(torch.ops, library), name), overload or 'default')
+    return operator
 
 
 def module_of(options: argparse.Namespace) -> str:
@@ -133,9 +133,9 @@ def module_of(options: argparse.Namespace) -> str:
     # Exporting imports much of torch, which others do without.
     from simpar.torch_module.from_module import imported
 
-    found = imported(options.module, options.seed, options.op)
-    keep(found.weights, found.own)
-    return found.graph
+    module = imported(options.module, options.seed, options.op)
+    keep(module.weights, module.own)
+    return module.graph
 
 
 Batch = Mapping[str, torch.Tensor]
@@ -196,8 +196,8 @@ def batch_of(
 
 def _as_held(full: torch.Tensor, initial: str) -> torch.Tensor:
     """Samples as ranks hold them: further on by ``+COUNT=FILL``, then as ``@RANKS`` balanced context ranks do."""
-    told, _, ranks = initial.partition('@')
-    ahead, _, fill = told.partition(AHEAD)[2].partition('=')
+    spec, _, ranks = initial.partition('@')
+    ahead, _, fill = spec.partition(AHEAD)[2].partition('=')
     if ahead:
         full = torch.cat([full[:, int(ahead) :], torch.full_like(full[:, : int(ahead)], int(fill or 0))], 1)
     return full[:, in_sequence(torch.arange(full.shape[1]), full.shape[1], int(ranks))] if ranks else full

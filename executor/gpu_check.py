@@ -204,9 +204,9 @@ def main(arguments: list[str] | None = None) -> int:
     minutes = sum(PARTS[name].minutes for name in planned)
     print(f'{len(planned)} parts, {minutes:g} minutes on {options.device}; findings and their page in {options.folder}')
     for name in planned:
-        known = ', kept' if _kept(options, name) else ''
+        suffix = ', kept' if _earlier_rows(options, name) else ''
         also = f', writes {PARTS[name].writes}' if PARTS[name].writes else ''
-        print(f'  {name}: {PARTS[name].minutes:g} minutes{also}{known}')
+        print(f'  {name}: {PARTS[name].minutes:g} minutes{also}{suffix}')
     rows = [row for name in planned for row in _rows(name, device, options)]
     wrong = [row for row in rows if row.right is False]
     (options.folder / 'page.md').write_text('\n'.join(_page(rows)) + '\n', encoding='utf-8')
@@ -230,7 +230,7 @@ def _file(options: argparse.Namespace, name: str) -> Path:
     return folder / f'{options.device} {options.size} {name}.json'.replace(' ', '_')
 
 
-def _kept(options: argparse.Namespace, name: str) -> list[Row]:
+def _earlier_rows(options: argparse.Namespace, name: str) -> list[Row]:
     """What a part has found before, on such a device."""
     file = _file(options, name)
     return [Row(**one) for one in json.loads(file.read_text(encoding='utf-8'))] if file.exists() else []
@@ -238,8 +238,8 @@ def _kept(options: argparse.Namespace, name: str) -> list[Row]:
 
 def _rows(name: str, device: Device, options: argparse.Namespace) -> list[Row]:
     """What a part finds; one that fails leaves the others, and is tried again by the next command."""
-    if kept := _kept(options, name):
-        return kept
+    if earlier := _earlier_rows(options, name):
+        return earlier
     begun, rows = time.perf_counter(), list[Row]()
     try:
         for row in PARTS[name].run(device, options):
@@ -274,8 +274,8 @@ def _machine(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     text = f'{named}, torch {torch.__version__}, Python {platform.python_version()}, {device.module.device_count()}'
     yield Row('machine', 'device', f'{text} of this kind')
     words = ['git', '-C', str(Path(__file__).parent), 'rev-parse', '--short', 'HEAD']
-    found = subprocess.run(words, capture_output=True, text=True, check=False) if shutil.which('git') else None
-    yield Row('machine', 'simpar', f'{__version__}, commit {found.stdout.strip() if found else ""}')
+    process = subprocess.run(words, capture_output=True, text=True, check=False) if shutil.which('git') else None
+    yield Row('machine', 'simpar', f'{__version__}, commit {process.stdout.strip() if process else ""}')
 
 
 def workload(model: Transformer, batch: int = 8) -> Workload:
@@ -289,8 +289,8 @@ def _losses(device: Device, options: argparse.Namespace) -> Iterator[Row]:
         program = lower(workload(SIZES['tiny']), plans.Plan(copies=copies), 1)
         wanted = inprocess.InProcess(program).run(3).losses
         for dtype, bar in LOSSES.items():
-            found = _train(device, program, dtype)
-            worst = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
+            losses = _train(device, program, dtype)
+            worst = max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True))
             yield Row('losses', f'copies {copies}, {dtype}', f'{worst:.1e} from fp64 on the CPU', worst <= bar)
 
 
@@ -311,9 +311,9 @@ def _shared(device: Device, options: argparse.Namespace) -> Iterator[Row]:
         for name in ('tensor 2, copies 2', 'data 2, zero 3'):
             program = lower(workload(SIZES['tiny']), PLANS[name], WORLD)
             request = Request(steps=3, dtype='fp32', device=options.device, transport='gloo')
-            found = pool.perform(program, request).losses
+            losses = pool.perform(program, request).losses
             wanted = inprocess.InProcess(program).run(3).losses
-            worst = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
+            worst = max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True))
             yield Row('two ranks on one device', name, f'{worst:.1e} from fp64 on the CPU', worst <= LOSSES['fp32'])
 
 
@@ -352,41 +352,41 @@ def _predicted(device: Device, options: argparse.Namespace) -> Iterator[Row]:
 
     Tiny ones wait for their host.
     """
-    asked, steps = options.size == 'full', STEPS[options.size]
-    found = dict[tuple[str, str], tuple[float, float]]()
+    is_full, steps = options.size == 'full', STEPS[options.size]
+    step_pairs = dict[tuple[str, str], tuple[float, float]]()
     for size in dict.fromkeys((options.size, 'tiny')):
         for name, plan in PLANS.items():
             model = workload(SIZES[size])
             program, single = (lower(model, one, WORLD) for one in (plan, replace(plan, streams='single')))
             # The device never waits for the host in the run that is calibrated on, or ops would seem longer.
-            serial = run_alone(single, device, steps=steps, dtype='bf16', ahead=200 if asked else 2)
+            serial = run_alone(single, device, steps=steps, dtype='bf16', ahead=200 if is_full else 2)
             seen = run_alone(program, device, steps=steps, dtype='bf16')
             trace = simulate(program, costs_of(program, serial.ops, seen.host))
             step = float(trace.step_times[-1])
-            found[size, name] = step, seen.step
+            step_pairs[size, name] = step, seen.step
             memory_of = f'{memory(trace).peak:,} bytes for {seen.bytes:,}'
             yield Row('prediction', f'{size}: {name}', f'{_compared(step, seen.step)}; {memory_of}')
-    yield from _summary('prediction', found, asked)
+    yield from _summary('prediction', step_pairs, is_full)
 
 
 def _compared(step: float, seen: float) -> str:
     return f'{step * 1e3:.3f} ms for {seen * 1e3:.3f} ms: {step / seen - 1:+.1%}'
 
 
-def _summary(part: str, found: dict[tuple[str, str], tuple[float, float]], asked: bool) -> Iterator[Row]:
+def _summary(part: str, step_pairs: dict[tuple[str, str], tuple[float, float]], is_full: bool) -> Iterator[Row]:
     """How far steps are off in the median, and how many gains over a plan's base have the sign that was predicted.
 
-    Arguments: ``found``, by size and plan the predicted and the measured step.
+    Arguments: ``step_pairs``, by size and plan the predicted and the measured step.
     """
-    median = float(np.median([abs(step / seen - 1) for step, seen in found.values()]))
-    yield Row(part, f'{len(found)} schedules', f'{median:.1%} in the median', median <= BAR if asked else None)
+    median = float(np.median([abs(step / seen - 1) for step, seen in step_pairs.values()]))
+    yield Row(part, f'{len(step_pairs)} schedules', f'{median:.1%} in the median', median <= BAR if is_full else None)
     gains = []
-    for (size, name), (step, seen) in found.items():
+    for (size, name), (step, seen) in step_pairs.items():
         if name in BASES:
-            base, seen_base = found[size, BASES[name]]
+            base, seen_base = step_pairs[size, BASES[name]]
             gains.append((step / base - 1, seen / seen_base - 1))
     signs = [predicted * measured > 0 for predicted, measured in gains if abs(measured) > NOISE]
-    yield Row(part, 'signs of gains', f'{sum(signs)} of {len(signs)} right', all(signs) if asked else None)
+    yield Row(part, 'signs of gains', f'{sum(signs)} of {len(signs)} right', all(signs) if is_full else None)
 
 
 def _profile(device: Device, options: argparse.Namespace) -> Iterator[Row]:
@@ -403,13 +403,13 @@ def _profile(device: Device, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def _profile_of(options: argparse.Namespace) -> Path:
-    found: Path = options.folder / f'{options.device}_{options.size}.yaml'
-    return found
+    path: Path = options.folder / f'{options.device}_{options.size}.yaml'
+    return path
 
 
 def _ranks(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     """The same schedules on two devices, over their own links, predicted by the profile that was just measured."""
-    found, transport = dict[tuple[str, str], tuple[float, float]](), 'native' if options.size == 'full' else 'gloo'
+    step_pairs, transport = dict[tuple[str, str], tuple[float, float]](), 'native' if options.size == 'full' else 'gloo'
     here = profiles.cluster(profiles.load_profile(str(_profile_of(options))), devices=WORLD)
     with Pool(WORLD, timeout=60) as pool:
         for name, plan in PLANS.items():
@@ -417,9 +417,9 @@ def _ranks(device: Device, options: argparse.Namespace) -> Iterator[Row]:
             request = Request(steps=STEPS[options.size], device=options.device, transport=transport)
             seen = float(np.median(pool.perform(program, request).trace.step_times[1:]))
             step = float(simulate(program, price(program, here)).step_times[-1])
-            found[options.size, name] = step, seen
+            step_pairs[options.size, name] = step, seen
             yield Row('ranks', name, _compared(step, seen))
-    yield from _summary('ranks', found, options.size == 'full')
+    yield from _summary('ranks', step_pairs, options.size == 'full')
 
 
 def _issued(device: Device, options: argparse.Namespace) -> Iterator[Row]:
@@ -427,9 +427,9 @@ def _issued(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     from executor.virtual.dry_run import dry_run
 
     for name, plan in PLANS.items():
-        found = dry_run(lower(replace(workload(SIZES['full']), precision='bf16'), plan, WORLD))
-        told = '; '.join(found.wrong) or f'{sum(found.calls.values())} operations'
-        yield Row('issued', name, told, not found.wrong)
+        report = dry_run(lower(replace(workload(SIZES['full']), precision='bf16'), plan, WORLD))
+        text = '; '.join(report.wrong) or f'{sum(report.calls.values())} operations'
+        yield Row('issued', name, text, not report.wrong)
 
 
 PARTS: Final[dict[str, PartOf]] = {

@@ -139,8 +139,8 @@ def _by_flow(device: str) -> str:
     return f"tc filter add dev {device} parent 1: protocol ip prio 2 bpf bytecode '{code}' flowid 1:10"
 
 
-def _do(command: str, given: str = '') -> None:
-    done = subprocess.run(shlex.split(command), input=given, capture_output=True, text=True, check=False)
+def _do(command: str, stdin: str = '') -> None:
+    done = subprocess.run(shlex.split(command), input=stdin, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip().replace('\n', '; ')
         raise RunFailed(f'the network namespaces cannot be built: `{command}`: {reason}')

@@ -115,18 +115,18 @@ def compare(result: state.Result, reference: state.Result, first_step: int = 0) 
         loss, expected = (torch.tensor(value, dtype=torch.float64) for value in losses)
         yield Deviation(first_step + index, 'loss', _error(loss, expected, 0.0))
     last = first_step + len(result.losses) - 1
-    for found, wanted in ((result.gradients, reference.gradients), (result.parameters, reference.parameters)):
+    for actual, wanted in ((result.gradients, reference.gradients), (result.parameters, reference.parameters)):
         floor = FLOOR * max((float(tensor.norm()) for tensor in wanted.values()), default=0.0)
-        for name in {**wanted, **found}:
-            both = name in found and name in wanted
-            yield Deviation(last, name, _error(found[name], wanted[name], floor) if both else inf)
+        for name in {**wanted, **actual}:
+            both = name in actual and name in wanted
+            yield Deviation(last, name, _error(actual[name], wanted[name], floor) if both else inf)
 
 
-def _error(found: torch.Tensor, wanted: torch.Tensor, floor: float) -> float:
+def _error(actual: torch.Tensor, wanted: torch.Tensor, floor: float) -> float:
     """The norm of the difference as a share of the wanted norm, or of ``floor`` where that is more."""
-    if found.shape != wanted.shape:
+    if actual.shape != wanted.shape:
         return inf
-    difference, size = float((found.to(wanted.dtype) - wanted).norm()), max(float(wanted.norm()), floor)
+    difference, size = float((actual.to(wanted.dtype) - wanted).norm()), max(float(wanted.norm()), floor)
     # NaN compares as false everywhere, and would pass the tolerance.
     if not isfinite(difference):
         return inf

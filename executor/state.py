@@ -337,17 +337,17 @@ def in_turns(runs: Sequence[Run], steps: int, perform: Perform) -> tuple[Executi
         steps: how many of each program count, over all blocks.
         perform: runs a program.
     """
-    found: list[list[Execution]] = [[] for _ in runs]
+    by_run: list[list[Execution]] = [[] for _ in runs]
     for counted in blocks_of(steps, len(runs)):
-        for (program, request), executions in zip(runs, found, strict=True):
+        for (program, request), executions in zip(runs, by_run, strict=True):
             block = replace(request, steps=steps_of(program, counted), keep=request.keep and len(runs) == 1)
             executions.append(perform(program, block))
-    whole = [_whole(executions) for executions in found]
+    whole = [_whole(executions) for executions in by_run]
     program, request = runs[0]
     if request.keep and len(runs) > 1:
         # A state is of one training, and each block begins a training anew.
-        kept = perform(program, replace(request, steps=steps_of(program, steps)))
-        whole[0] = replace(kept, trace=whole[0].trace, notes=_notes([whole[0], kept]))
+        training = perform(program, replace(request, steps=steps_of(program, steps)))
+        whole[0] = replace(training, trace=whole[0].trace, notes=_notes([whole[0], training]))
     return tuple(whole)
 
 

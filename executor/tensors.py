@@ -64,11 +64,11 @@ class Packing:
         """Find the packing of an op of a program."""
         packs, unpacks = op.operator in ('reduce_scatter', 'piece', 'keep'), op.operator == 'all_gather'
         names = op.writes + op.accumulates if packs else op.reads if unpacks else ()
-        found = tuple(buffer(program, program.tensor[name]) for name in names)
+        buffers = tuple(buffer(program, program.tensor[name]) for name in names)
         # Most ops pack nothing, and then skip all of it at run time.
-        if all(one is ALONE for one in found):
+        if all(one is ALONE for one in buffers):
             return cls()
-        return cls(reads=found if packs else (), makes=found if unpacks else ())
+        return cls(reads=buffers if packs else (), makes=buffers if unpacks else ())
 
     def packed(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Pack what the op reads into what the op works on."""
@@ -112,7 +112,7 @@ def members_of(
     Raises ``NumericsWrong`` where there is anything but zeros in the padding.
     """
     one = buffer(program, tensor)
-    found: dict[str, dict[int, torch.Tensor]] = {name: {} for name in tensor.members}
+    members: dict[str, dict[int, torch.Tensor]] = {name: {} for name in tensor.members}
     for group in program.partitions[tensor.splits[-1].partition].groups_GP.tolist():
         # Groups of which no rank holds the tensor (another stage) are left out.
         if all(rank in shares for rank in group):
@@ -122,8 +122,8 @@ def members_of(
             if padding.any():
                 raise NumericsWrong(f'{tensor.name}: ranks {group} have something in its padding: {padding.tolist()}')
             for name, member in zip(tensor.members, _unpack(one, full), strict=True):
-                found[name] |= dict.fromkeys(group, member)
-    return found
+                members[name] |= dict.fromkeys(group, member)
+    return members
 
 
 def as_named(
@@ -133,16 +133,16 @@ def as_named(
 
     Arguments: ``shares``, by the names of the program, and rank.
     """
-    found: dict[str, tuple[Tensor, dict[int, torch.Tensor]]] = {}
+    by_name: dict[str, tuple[Tensor, dict[int, torch.Tensor]]] = {}
     for name, held in shares.items():
         tensor = program.tensor[name]
         if not tensor.members:
-            found[name] = (tensor, dict(held))
+            by_name[name] = (tensor, dict(held))
             continue
         for member, shards in members_of(program, tensor, held).items():
             like = program.tensor[member].like or member
-            found[f'd:{like}' if tensor.kind == 'gradient' else like] = (program.tensor[member], shards)
-    return found
+            by_name[f'd:{like}' if tensor.kind == 'gradient' else like] = (program.tensor[member], shards)
+    return by_name
 
 
 # A program's tensors on one rank: drawn in full from (seed, name, step, micro-batch), alike in any plan, then
@@ -390,11 +390,11 @@ def boxes(shape: Offsets, begin: int, end: int) -> Iterator[tuple[Offsets, Offse
 
 def _counted(program: Program, name: str) -> list[str]:
     """The weights of the layer whose updates are counted."""
-    found: dict[str, None] = {}
+    weight_names: dict[str, None] = {}
     for op in program.op_classes:
         if op.phase == 'U' and name in op.writes:
             weights = (program.tensor[one] for one in op.writes if program.tensor[one].kind in ('parameter', 'view'))
             for weight in weights:
                 members = [program.tensor[one].like or one for one in weight.members]
-                found |= dict.fromkeys(members or [weight.like or weight.name])
-    return list(found)
+                weight_names |= dict.fromkeys(members or [weight.like or weight.name])
+    return list(weight_names)

@@ -39,27 +39,31 @@ def inputs_of(program: Program) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in inputs.items() if AHEAD not in name}
 
 
-def checked(program: Program, step: int, given: Any) -> draws.Batch:
+def checked(program: Program, step: int, user_batch: Any) -> draws.Batch:
     """A batch by the names of the program's inputs.
 
     Raises ``ScheduleError`` with everything that does not fit.
     """
     wanted = inputs_of(program)
-    several = [given] if isinstance(given, torch.Tensor) or not isinstance(given, Sequence | Mapping) else given
+    several = (
+        [user_batch]
+        if isinstance(user_batch, torch.Tensor) or not isinstance(user_batch, Sequence | Mapping)
+        else user_batch
+    )
     batch = several if isinstance(several, Mapping) else dict(zip(wanted, several, strict=False))
-    known = ', '.join(f'{name} {list(tensors.shape_of_step(program, tensor))}' for name, tensor in wanted.items())
+    shapes = ', '.join(f'{name} {list(tensors.shape_of_step(program, tensor))}' for name, tensor in wanted.items())
     where = f'data, batch {step}'
     problems = [
-        Problem(where, f'has no input {name!r}', f'give {_ORDER}: {known}') for name in wanted if name not in batch
+        Problem(where, f'has no input {name!r}', f'give {_ORDER}: {shapes}') for name in wanted if name not in batch
     ]
-    problems += [Problem(where, f'has {name!r}, which the model does not read', f'give {known}') for name in batch
+    problems += [Problem(where, f'has {name!r}, which the model does not read', f'give {shapes}') for name in batch
                  if name not in wanted]  # fmt: skip
-    if len(several) > len(wanted) and not isinstance(given, Mapping):
+    if len(several) > len(wanted) and not isinstance(user_batch, Mapping):
         what = f'has {len(several)} tensors, the model reads {len(wanted)}'
-        problems.append(Problem(where, what, f'give {_ORDER}: {known}'))
+        problems.append(Problem(where, what, f'give {_ORDER}: {shapes}'))
     for name, tensor in wanted.items():
         if name in batch and (what := _unfit(program, tensor, batch[name])):
-            problems.append(Problem(f'{where}, {name}', what, f'the schedule asks for {known}'))
+            problems.append(Problem(f'{where}, {name}', what, f'the schedule asks for {shapes}'))
     refuse(problems)
     return {name: batch[name].detach().cpu() for name in wanted}
 
@@ -88,11 +92,11 @@ def skipped(data: Iterable[Given], count: int) -> Iterator[Given]:
 
     Raises ``ScheduleError`` where there are fewer.
     """
-    found = iter(data)
+    batches = iter(data)
     for step in range(count):
-        if next(found, None) is None:
+        if next(batches, None) is None:
             raise ended(step, count)
-    return found
+    return batches
 
 
 def ended(step: int, steps: int) -> ScheduleError:
@@ -293,17 +297,17 @@ class _Training:
         folder = checkpoints.latest(self.root)
         if folder is None:
             return None
-        found = checkpoints.contents_of(folder)
-        if found.seed != self.request.seed:
-            what = f'was trained with seed {found.seed}, not {self.request.seed}'
+        contents = checkpoints.contents_of(folder)
+        if contents.seed != self.request.seed:
+            what = f'was trained with seed {contents.seed}, not {self.request.seed}'
             raise refusal(folder, what, 'give the same seed, or another folder')
-        if found.trained is not None:
-            trained.check(found.trained, self.case.schedule, folder)
+        if contents.trained is not None:
+            trained.check(contents.trained, self.case.schedule, folder)
         elif first:
             lacks = 'without digests and without what was trained, neither damage nor another model is noticed'
             print(f'Note: {folder} is of an older simpar: {lacks}', file=sys.stderr, flush=True)
-        checkpoints.check_names(folder, found, self.case.program)
-        return found
+        checkpoints.check_names(folder, contents, self.case.program)
+        return contents
 
     def _length(self, done: int, given: bool) -> int:
         """Steps until the next checkpoint, or until more data are read."""
@@ -312,7 +316,7 @@ class _Training:
         return FEW if given else self.request.steps
 
     def _batches(self, data: Iterator[Given], done: int, count: int) -> tuple[draws.Batch, ...]:
-        found = tuple(checked(self.case.program, done + at, one) for at, one in enumerate(islice(data, count)))
-        if len(found) < count:
-            raise ended(done + len(found), self.request.steps)
-        return found
+        batches = tuple(checked(self.case.program, done + at, one) for at, one in enumerate(islice(data, count)))
+        if len(batches) < count:
+            raise ended(done + len(batches), self.request.steps)
+        return batches

@@ -34,10 +34,10 @@ def dims_of(op: OpClass) -> tuple[int, ...]:
     count = len(op.writes + op.accumulates) if packs else len(op.reads)
     if not isinstance(dim, str):
         return (int(dim),) * count
-    found = tuple(int(part) for part in dim.split())
-    if len(found) != count:
-        raise ValueError(f'{op.name}: {len(found)} dims for {count} tensors')
-    return found
+    dims = tuple(int(part) for part in dim.split())
+    if len(dims) != count:
+        raise ValueError(f'{op.name}: {len(dims)} dims for {count} tensors')
+    return dims
 
 
 def exchange_of(op: OpClass) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -129,12 +129,12 @@ def _copied(program: Program, op: OpClass) -> Iterator[str]:
 
 def _shape(program: Program, op: OpClass) -> Iterator[str]:
     """Check that every result of a collective has the shape that follows from its operand."""
-    row, given = COLLECTIVES[op.operator], op.writes + op.accumulates
-    shares, fulls = (given, op.reads) if row.gets == 'shard' else (op.reads, given)
+    row, results = COLLECTIVES[op.operator], op.writes + op.accumulates
+    shares, fulls = (results, op.reads) if row.gets == 'shard' else (op.reads, results)
     shards = 'shard' in (row.gives, row.gets)
     packed = shards and any(program.tensor[name].members for name in shares)
-    if not packed and len(given) != len(op.reads):
-        yield f'{op.name}: takes {len(op.reads)} tensors, but gives {len(given)}'
+    if not packed and len(results) != len(op.reads):
+        yield f'{op.name}: takes {len(op.reads)} tensors, but gives {len(results)}'
         return
     try:
         dims = dims_of(op)
@@ -150,14 +150,14 @@ def _shape(program: Program, op: OpClass) -> Iterator[str]:
         yield from _exchange(program, op, *exchange)
         return
     size = program.partitions[op.partition].size
-    for source, target, dim in zip(op.reads, given, dims, strict=True):
-        taken, made = (list(program.local_shape(program.tensor[name])) for name in (source, target))
-        full, shard = (made, taken) if row.gives == 'shard' else (taken, made)
+    for source, target, dim in zip(op.reads, results, dims, strict=True):
+        operand, made = (list(program.local_shape(program.tensor[name])) for name in (source, target))
+        full, shard = (made, operand) if row.gives == 'shard' else (operand, made)
         # A dim that is too large is reported as a wrong shape below.
         if shards and dim < len(shard):
             shard = [*shard[:dim], shard[dim] * size, *shard[dim + 1 :]]
         if full != shard:
-            yield f'{op.name}: {target} of {tuple(made)} does not come of {source} of {tuple(taken)} along dim {dim}'
+            yield f'{op.name}: {target} of {tuple(made)} does not come of {source} of {tuple(operand)} along dim {dim}'
 
 
 def _packed(program: Program, op: OpClass, shares: Names, fulls: Names, dims: tuple[int, ...]) -> Iterator[str]:
@@ -198,17 +198,17 @@ def _exchange(
         yield f'{op.name}: {" × ".join(map(str, sizes))} positions, but {ranks} ranks in a group of {op.partition}'
         return
     for source, target in zip(op.reads, op.writes + op.accumulates, strict=True):
-        taken, made = (program.local_shape(program.tensor[name]) for name in (source, target))
-        wanted = list(taken)
-        if max(*joins, *splits) >= len(taken):
-            yield f'{op.name}: {source} of {taken} has no dim {max(*joins, *splits)}'
+        operand, made = (program.local_shape(program.tensor[name]) for name in (source, target))
+        wanted = list(operand)
+        if max(*joins, *splits) >= len(operand):
+            yield f'{op.name}: {source} of {operand} has no dim {max(*joins, *splits)}'
             continue
         for join, split, size in zip(joins, splits, sizes, strict=True):
             wanted[join] *= size
             wanted[split] //= size
-        if tuple(wanted) != made or prod(wanted) != prod(taken):
+        if tuple(wanted) != made or prod(wanted) != prod(operand):
             how = f'split along {splits} and joined along {joins}'
-            yield f'{op.name}: {target} of {made} does not come of {source} of {taken}, {how}'
+            yield f'{op.name}: {target} of {made} does not come of {source} of {operand}, {how}'
 
 
 def _role(program: Program, role: Role) -> Iterator[str]:
@@ -235,14 +235,14 @@ def _role(program: Program, role: Role) -> Iterator[str]:
 
 def communicators(program: Program) -> list[tuple[Partition, str]]:
     """All pairs (partition, stream) that some rank communicates on, in a fixed order."""
-    found = {
+    pairs = {
         (program.op(role, slot).partition, role.streams[int(role.stream[slot])])
         for role in program.roles
         for slot in range(len(role))
         if program.op(role, slot).kind != 'compute'
     }
     # Sorted: all ranks must make their process groups in one order.
-    return [(program.partitions[partition], stream) for partition, stream in sorted(found)]
+    return [(program.partitions[partition], stream) for partition, stream in sorted(pairs)]
 
 
 def groups(program: Program) -> Iterator[tuple[str, str, tuple[int, ...]]]:
@@ -407,14 +407,14 @@ class _Buffer:
 
 def hazards(program: Program, role: Role) -> Iterator[str]:
     """Every hazard of a role, in words, over two steps back to back."""
-    known = clocks(role)
+    progress = clocks(role)
     buffers: dict[Instance, _Buffer] = {}
     seen: set[str] = set()
     # Two steps, since an access may clash with one of the step before.
     for position in range(STEPS * len(role)):
         if position == len(role):
             _new_inputs(program, buffers)
-        for problem in _touch(program, role, position, known, buffers):
+        for problem in _touch(program, role, position, progress, buffers):
             # A hazard within a step shows in both steps.
             if problem not in seen:
                 seen.add(problem)
@@ -424,7 +424,7 @@ def hazards(program: Program, role: Role) -> Iterator[str]:
 def clocks(role: Role) -> NDArray[np.int64]:
     """Shape [steps × slots, streams]: the last position of each stream that has finished when a slot starts."""
     count, needs, carried = len(role), role.needs(), role.carried()
-    known = np.full((STEPS * count, len(role.streams)), -1, dtype=np.int64)
+    progress = np.full((STEPS * count, len(role.streams)), -1, dtype=np.int64)
     last = [-1] * len(role.streams)
     for position in range(STEPS * count):
         slot, base = position % count, position - position % count
@@ -435,20 +435,20 @@ def clocks(role: Role) -> NDArray[np.int64]:
         before += [last[stream]] if last[stream] >= 0 else []
         for other in before:
             # What a need knew to have finished, whoever waits for it knows too.
-            np.maximum(known[position], known[other], out=known[position])
+            np.maximum(progress[position], progress[other], out=progress[position])
             own = int(role.stream[other % count])
-            known[position, own] = max(known[position, own], other)
+            progress[position, own] = max(progress[position, own], other)
         last[stream] = position
-    return known
+    return progress
 
 
 def _touch(
-    program: Program, role: Role, position: int, known: NDArray[np.int64], buffers: dict[Instance, _Buffer]
+    program: Program, role: Role, position: int, progress: NDArray[np.int64], buffers: dict[Instance, _Buffer]
 ) -> Iterator[str]:
     """Hold one slot's accesses against what it knows to have finished, then record them."""
     count = len(role)
     slot = position % count
-    op, clock = program.op(role, slot), known[position]
+    op, clock = program.op(role, slot), progress[position]
     action = program.action(role, slot)
 
     def late(other: int) -> bool:

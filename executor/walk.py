@@ -208,8 +208,10 @@ class Walk:
 
     def _at(self, rank: int, name: str) -> str:
         """What a stream of a rank is at; one that it does not have is at nothing more."""
-        found = next((one for one in self._streams if (one.rank, one.name) == (rank, name)), None)
-        return 'nothing more' if found is None or found.step >= self._steps else self._action(rank, found.head.position)
+        stream = next((one for one in self._streams if (one.rank, one.name) == (rank, name)), None)
+        return (
+            'nothing more' if stream is None or stream.step >= self._steps else self._action(rank, stream.head.position)
+        )
 
     def _action(self, rank: int, slot: int) -> str:
         return self._program.action(self._program.role(rank), slot)

@@ -122,8 +122,8 @@ class Case(Card):
         differing = [pair for pair in differing if not pair[0].endswith('.layers')] or differing
         if self.baseline is None or not differing:
             return 'plan', 'baseline'
-        mine = ', '.join(f'{_short(key)} {_shown(value)}' for key, value, _ in differing)
-        return mine, ', '.join(f'{_short(key)} {_shown(value)}' for key, _, value in differing)
+        mine = ', '.join(f'{_short(key)} {_short_text(value)}' for key, value, _ in differing)
+        return mine, ', '.join(f'{_short(key)} {_short_text(value)}' for key, _, value in differing)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -150,9 +150,9 @@ class Case(Card):
     @property
     def gaps(self) -> tuple[str, ...]:
         """What the file has that the schedule was imported from and no prediction knows of, in a line."""
-        told = self.schedule.gaps
-        shown = f'{", ".join(told[:4])}{f" and {len(told) - 4} more" if len(told) > 4 else ""}'
-        return (f'Without what the imported file has and simpar does not model (gaps): {shown}.',) if told else ()
+        missing = self.schedule.gaps
+        text = f'{", ".join(missing[:4])}{f" and {len(missing) - 4} more" if len(missing) > 4 else ""}'
+        return (f'Without what the imported file has and simpar does not model (gaps): {text}.',) if missing else ()
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -162,10 +162,10 @@ class Case(Card):
 
     def _slow_precision(self) -> Iterator[str]:
         """That nobody asked for fp32, where models are trained several times as fast in 16 bits."""
-        device, known = self.cluster.profile.device, ('workload', 'precision') in self.schedule.origins
+        device, is_set = self.cluster.profile.device, ('workload', 'precision') in self.schedule.origins
         rates = {str(dtype): rate.value for dtype, rate in {**device.vector, **device.matrix}.items()}
         quick = max(('bf16', 'fp16'), key=lambda dtype: rates.get(dtype, 0.0))
-        if not known and 'fp32' in rates and (times := rates.get(quick, 0.0) / rates['fp32']) > SLOW:
+        if not is_set and 'fp32' in rates and (times := rates.get(quick, 0.0) / rates['fp32']) > SLOW:
             yield (
                 f'no precision is given: products are in fp32, in which {device.name} is {times:.0f} times as slow as '
                 f'in {quick}; write workload.precision: {quick}'
@@ -306,11 +306,11 @@ def _one(schedule: Schedule, session: Session, hardware: Cluster | None = None) 
     hardware = hardware or cluster_of(schedule)
     if placement := Placement.of(schedule.plan, hardware.world):
         hardware = replace(hardware, placement=placement)
-    found, plan = choices(schedule, hardware, session)
+    strategies, plan = choices(schedule, hardware, session)
     # Schedules that differ in nothing that a program knows of share it, and what follows from it.
-    program = session.once(lower, workload=found.workload, plan=plan, world=hardware.world, session=session)
+    program = session.once(lower, workload=strategies.workload, plan=plan, world=hardware.world, session=session)
     return Case(
-        schedule=schedule, plan=plan, cluster=hardware, program=program, strategies=found, session=session
+        schedule=schedule, plan=plan, cluster=hardware, program=program, strategies=strategies, session=session
     )  # fmt: skip
 
 
@@ -320,8 +320,8 @@ def choices(schedule: Schedule, hardware: Cluster, session: Session | None = Non
     Argument: ``session``, as of ``case_of``.
     """
     fitted = check_against_cluster(with_order(schedule), hardware.world)
-    found = find_strategies(fitted.workload, fitted.plan, hardware)
-    return found, resolve(found.workload, found.plan, hardware, session)
+    strategies = find_strategies(fitted.workload, fitted.plan, hardware)
+    return strategies, resolve(strategies.workload, strategies.plan, hardware, session)
 
 
 def with_order(schedule: Schedule) -> Schedule:
@@ -402,7 +402,7 @@ def names_of(cases: Sequence[Case]) -> list[str]:
     if len(set(names)) == len(names):
         return names
     apart = told_apart([case.schedule for case in cases])
-    words = [', '.join(f'{_short(key)} {_shown(value)}' for key, value in one.items()) for one in apart]
+    words = [', '.join(f'{_short(key)} {_short_text(value)}' for key, value in one.items()) for one in apart]
     # Equal schedules stay equal; then their order tells them apart.
     return [text if words.count(text) == 1 else f'{text or name} ({index})'
             for index, (name, text) in enumerate(zip(names, words, strict=True), 1)]  # fmt: skip
@@ -412,7 +412,7 @@ def _short(key: str) -> str:
     return key.removeprefix('plan.').removeprefix('workload.').replace('_', ' ')
 
 
-def _shown(value: object) -> str:
+def _short_text(value: object) -> str:
     """A value, of a long one its beginning: strategies of a whole loss are no heading."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= _LONGEST else f'{text[: _LONGEST - 1]}…'
@@ -484,11 +484,11 @@ def _against(case: Case, settled: Schedule) -> dict[str, Any]:
     mine, other = written(settled), written(_settled(case.baseline))
     if set(mine['workload']) != set(other['workload']):
         return dict(case.schedule.differences)
-    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for part in ('workload', 'plan', 'cluster'):
-        found |= dict(_differences(mine[part], other[part], part))
+        changes |= dict(_differences(mine[part], other[part], part))
     idle = {f'plan.{key}' for key in _inert(case.baseline) & _HARMLESS}
-    return {key: value for key, value in found.items() if key not in idle}
+    return {key: value for key, value in changes.items() if key not in idle}
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any], at: str) -> Iterator[tuple[str, Any]]:

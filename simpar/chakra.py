@@ -95,12 +95,12 @@ class _Rank:
         op = self._trace.program.op(self._role, slot)
         if op.kind == 'compute':
             yield self._node(slot, COMPUTE, waits, {'num_ops': int(op.flops), 'tensor_size': int(op.bytes)})
-        elif (known := COLLECTIVES.get(op.operator)) and known.chakra is not None:
+        elif (collective := COLLECTIVES.get(op.operator)) and collective.chakra is not None:
             members = self._trace.program.partitions[op.partition].members(self._rank)
             # What each rank gives: of an all-gather its part.
-            size = known.part(known.gives, op.bytes, len(members))
+            size = collective.part(collective.gives, op.bytes, len(members))
             group = self._groups.setdefault(members, str(len(self._groups) + 1))
-            talk = {'comm_type': known.chakra, 'comm_size': int(size), 'pg_name': group}
+            talk = {'comm_type': collective.chakra, 'comm_size': int(size), 'pg_name': group}
             yield self._node(slot, COLLECTIVE, waits, talk)
         else:
             yield from self._messages(slot, op, waits)
@@ -126,7 +126,7 @@ class _Rank:
         parts = [('micro-batch', int(role.micro_batch[slot])), ('copy', int(role.copy[slot]))]
         said = ''.join(f' {word} {one}' for word, one in parts if one)
         stream = role.streams[int(role.stream[slot])]
-        told = {'is_cpu_op': False, **more, 'stream': stream, 'seconds': seconds}
+        fields = {'is_cpu_op': False, **more, 'stream': stream, 'seconds': seconds}
         return messages().Node(
             id=number,
             name=op.name + said,
@@ -134,7 +134,7 @@ class _Rank:
             data_deps=waits,
             start_time_micros=round(max(0.0, float(self._start[slot])) * 1e6),
             duration_micros=max(1, round(seconds * 1e6)) if seconds > 0 else 0,
-            attr=attributes({key: (_FIELDS[key], value) for key, value in told.items()}),
+            attr=attributes({key: (_FIELDS[key], value) for key, value in fields.items()}),
         )
 
 
@@ -197,8 +197,8 @@ def messages() -> SimpleNamespace:
             made.field.add(name=name, number=number, type=kind, label=3 if several else 1, **of)
     pool = pools.DescriptorPool()
     pool.Add(file)
-    found = {name: pool.FindMessageTypeByName(f'simpar.chakra.{name}') for name in _MESSAGES}
-    return SimpleNamespace(**{name: factory.GetMessageClass(one) for name, one in found.items()})
+    descriptors = {name: pool.FindMessageTypeByName(f'simpar.chakra.{name}') for name in _MESSAGES}
+    return SimpleNamespace(**{name: factory.GetMessageClass(one) for name, one in descriptors.items()})
 
 
 def attributes(values: dict[str, tuple[str, Any]]) -> list[Any]:
@@ -230,11 +230,11 @@ def unpacked(data: bytes) -> Iterator[Any]:
     broken: Sequence[type[Exception]] = (decode, ValueError, OverflowError)
     try:
         while source.tell() < len(data):
-            found = proto.parse_length_prefixed(kind, source)
-            if found is None:
+            message = proto.parse_length_prefixed(kind, source)
+            if message is None:
                 raise ValueError('it breaks off')
             if kind is not messages().GlobalMetadata:
-                yield found
+                yield message
             kind = messages().Node
     except tuple(broken) as error:
         raise ValueError(str(error) or 'it breaks off') from None
@@ -295,35 +295,35 @@ def _cluster(folder: Path, profile: hardware.Profile, world: int) -> hardware.Cl
 
 def _files(path: Path, folder: Path) -> list[Path]:
     """A job's files by rank."""
-    found = {(told[1], int(told[2])): file for file in folder.glob('*.et') if (told := NAMED.fullmatch(file.name))}
-    names = sorted({name for name, _ in found})
-    told = NAMED.fullmatch(path.name)
-    if told is None and len(names) != 1:
+    by_rank = {(match[1], int(match[2])): file for file in folder.glob('*.et') if (match := NAMED.fullmatch(file.name))}
+    names = sorted({name for name, _ in by_rank})
+    match = NAMED.fullmatch(path.name)
+    if match is None and len(names) != 1:
         what = f'files of {len(names)} jobs: {", ".join(names[:4])}' if names else 'no file is named NAME.RANK.et'
         raise refusal(folder, what, 'name one file of the job that is meant')
-    name = told[1] if told else names[0]
-    ranks = sorted(rank for one, rank in found if one == name)
+    name = match[1] if match else names[0]
+    ranks = sorted(rank for one, rank in by_rank if one == name)
     if missing := [rank for rank in range(len(ranks)) if rank not in ranks]:
         raise refusal(folder, f'{name} has no file of rank {missing[0]}', 'add it')
-    return [found[name, rank] for rank in ranks]
+    return [by_rank[name, rank] for rank in ranks]
 
 
 def _groups(folder: Path, world: int) -> dict[str, tuple[int, ...]]:
     """Ranks of groups by name, from the folder's JSON file, if there is one."""
-    found = {'': tuple(range(world))}
+    groups = {'': tuple(range(world))}
     for file in sorted(folder.glob('*.json')):
         try:
-            told = json.loads(read_regular(file, MOST_BYTES))
+            document = json.loads(read_regular(file, MOST_BYTES))
         except (ValueError, OSError, RecursionError) as error:
             raise refusal(file, f'cannot be read: {error}') from None
-        if not isinstance(told, dict):
+        if not isinstance(document, dict):
             raise refusal(file, 'no mapping of groups to their ranks')
-        for name, ranks in told.items():
+        for name, ranks in document.items():
             inside = isinstance(ranks, list) and all(isinstance(one, int) and 0 <= one < world for one in ranks)
             if not inside or len(set(ranks)) < len(ranks) or not ranks:
                 raise refusal(file, f'group {shown_part(name)}: not a list of ranks below {world}')
-            found[name] = tuple(ranks)
-    return found
+            groups[name] = tuple(ranks)
+    return groups
 
 
 @dataclass(eq=False)
@@ -399,7 +399,7 @@ class _Job:
         used = {op.partition for op in self._classes.values() if op.partition} - {WORLD}
         world = len(self._ranks)
         everyone = np.arange(world, dtype=np.int32)[None]
-        found = {WORLD: Partition(WORLD, everyone)}
+        partitions = {WORLD: Partition(WORLD, everyone)}
         for name in sorted(used):
             members = self._groups[name.removeprefix('group ')]
             others = [rank for rank in range(world) if rank not in members]
@@ -408,8 +408,8 @@ class _Job:
                 what = f'group {name}: {len(members)} of {world} ranks, and the others make no groups of its size'
                 raise refusal(self._folder, what)
             rows = np.array([*members, *others], dtype=np.int32).reshape(-1, len(members))
-            found[name] = Partition(name, rows)
-        return found
+            partitions[name] = Partition(name, rows)
+        return partitions
 
     def _costs(self, program: Program) -> Costs:
         classes = program.op_classes
@@ -428,8 +428,8 @@ class _Job:
             return Communication(units.quantise(seconds), 0.0)
         # The stream of a message is named by its ends.
         ranks = group.tolist() if op.kind == 'collective' else list(map(int, _ENDS.findall(op.name)[0]))
-        found = self._links.cost(op, ranks)
-        return Communication(units.quantise(found.alpha), units.quantise(found.transfer))
+        cost = self._links.cost(op, ranks)
+        return Communication(units.quantise(cost.alpha), units.quantise(cost.transfer))
 
 
 def recorded_costs(program: Program, compute: Times, communication: Mapping[int, list[Communication]]) -> Costs:
@@ -493,36 +493,36 @@ def _read(file: Path, rank: int, world: int) -> list[Recorded]:
         raise refusal(file, f'cannot be read: {error.strerror or error}') from None
     if len(nodes) > MOST_NODES:
         raise refusal(file, f'more than {MOST_NODES:,} nodes')
-    found = []
+    records = []
     for node in nodes:
         # Who sends need not say from where, nor who receives to whom.
-        told = {'comm_src': rank, 'comm_dst': rank, **valued(node)}
-        if wrong := _wrong(node.type, told, rank, world):
+        fields = {'comm_src': rank, 'comm_dst': rank, **valued(node)}
+        if wrong := _wrong(node.type, fields, rank, world):
             raise refusal(file, f'node {node.id}, {shown_part(node.name)}: {wrong}')
-        exact = told.get('seconds')
+        exact = fields.get('seconds')
         seconds = exact if isinstance(exact, float) else node.duration_micros * 1e-6
         waits = tuple(dict.fromkeys([*node.data_deps, *node.ctrl_deps]))
-        found.append(Recorded(node.id, node.name, node.type, waits, float(seconds), told))
-    return found
+        records.append(Recorded(node.id, node.name, node.type, waits, float(seconds), fields))
+    return records
 
 
-def _wrong(kind: int, told: Mapping[str, object], rank: int, world: int) -> str:
+def _wrong(kind: int, fields: Mapping[str, object], rank: int, world: int) -> str:
     """Why a node cannot be replayed."""
-    exact = told.get('seconds', 0.0)
+    exact = fields.get('seconds', 0.0)
     if isinstance(exact, float) and not 0 <= exact <= MOST_SECONDS:
         return f'seconds {exact} is no time of a step'
     if kind in (*COMPUTES, *ABOUT):
         return ''
     # They stand in names of streams, which errors print.
-    if long := [key for key in ('pg_name', 'comm_tag') if len(str(told.get(key, ''))) > MOST_LETTERS]:
+    if long := [key for key in ('pg_name', 'comm_tag') if len(str(fields.get(key, ''))) > MOST_LETTERS]:
         return f'{long[0]} is longer than {MOST_LETTERS} letters'
     if kind == COLLECTIVE:
-        number = told.get('comm_type')
-        known = type(number) is int and 0 <= number < len(KINDS)
-        return '' if known else 'comm_type is no collective'
+        number = fields.get('comm_type')
+        is_kind = type(number) is int and 0 <= number < len(KINDS)
+        return '' if is_kind else 'comm_type is no collective'
     if kind not in (SEND, RECV):
         return f'type {kind} is none that is replayed'
-    ends = [told[key] for key in ('comm_src', 'comm_dst')]
+    ends = [fields[key] for key in ('comm_src', 'comm_dst')]
     # True is an integer to Python, and no rank.
     if not all(type(end) is int and 0 <= end < world for end in ends):
         return f'comm_src {shown_part(str(ends[0]))} or comm_dst {shown_part(str(ends[1]))} is none of {world} ranks'
@@ -566,7 +566,7 @@ def _handed_over(file: Path, nodes: Sequence[Recorded]) -> list[Recorded]:
     so: all ranks send before they receive, and would wait for each other for ever.
     """
     passed: dict[int, tuple[int, ...]] = {}
-    found, total = [], 0
+    records, total = [], 0
     for node in nodes:
         waits = tuple(dict.fromkeys(behind for one in node.waits for behind in passed.get(one, (one,))))
         total += len(waits)
@@ -579,8 +579,8 @@ def _handed_over(file: Path, nodes: Sequence[Recorded]) -> list[Recorded]:
         if about or (node.kind == SEND and not node.seconds):
             passed[node.id] = waits
         if not about:
-            found.append(node._replace(waits=waits))
-    return found
+            records.append(node._replace(waits=waits))
+    return records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -605,30 +605,31 @@ def replayed(path: Path, profile: hardware.Profile | None = None) -> ReplayedSte
     """Replay a job in Chakra's files; arguments and errors as of ``read_chakra``, and ``Deadlock``."""
     job = read_chakra(path, profile)
     trace = simulate(job.program, job.costs, steps=1)
-    found = metrics.metrics(trace).cold
+    figures = metrics.metrics(trace).cold
     return ReplayedStep(
         ranks=job.program.world,
         nodes=sum(map(len, job.program.roles)),
         silent=job.silent,
-        **{key: getattr(found, key) for key in ('step', 'compute', 'communication', 'exposed', 'idle')},
+        **{key: getattr(figures, key) for key in ('step', 'compute', 'communication', 'exposed', 'idle')},
     )
 
 
-def render(found: ReplayedStep) -> str:
+def render(replay: ReplayedStep) -> str:
     """The answer, a line for each part."""
-    return '\n'.join(_lines(found)) + '\n'
+    return '\n'.join(_lines(replay)) + '\n'
 
 
-def to_dict(found: ReplayedStep) -> dict[str, Any]:
+def to_dict(replay: ReplayedStep) -> dict[str, Any]:
     """The answer for programs; seconds."""
-    return asdict(found)
+    return asdict(replay)
 
 
-def _lines(found: ReplayedStep) -> Iterator[str]:
-    yield f'A step of {found.ranks} ranks takes {units.format_time(found.step)}, by {found.nodes:,} nodes as recorded.'
+def _lines(replay: ReplayedStep) -> Iterator[str]:
+    step = units.format_time(replay.step)
+    yield f'A step of {replay.ranks} ranks takes {step}, by {replay.nodes:,} nodes as recorded.'
     yield ''
-    parts = (('compute', found.compute), ('exposed communication', found.exposed), ('idle', found.idle))
+    parts = (('compute', replay.compute), ('exposed communication', replay.exposed), ('idle', replay.idle))
     for name, seconds in parts:
-        share = seconds / found.step if found.step else 0.0
+        share = seconds / replay.step if replay.step else 0.0
         yield f'{name:22} {units.format_time(seconds):>9}  {share:4.0%} of the step, mean over ranks'
-    yield f'{"communication":22} {units.format_time(found.communication):>9}  with what computation hides'
+    yield f'{"communication":22} {units.format_time(replay.communication):>9}  with what computation hides'

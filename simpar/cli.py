@@ -99,8 +99,8 @@ def _as_json(error: SimparError) -> str:
 
     listed = error.problems if isinstance(error, ScheduleError) else []
     problems = [{'where': one.place, 'what': one.what, 'instead': one.instead} for one in listed]
-    told = {'kind': type(error).__name__, 'exit_code': error.exit_code, 'message': str(error), 'problems': problems}
-    return json.dumps({'format': 'simpar error 1', 'error': told}, ensure_ascii=False)
+    summary = {'kind': type(error).__name__, 'exit_code': error.exit_code, 'message': str(error), 'problems': problems}
+    return json.dumps({'format': 'simpar error 1', 'error': summary}, ensure_ascii=False)
 
 
 def entry() -> NoReturn:

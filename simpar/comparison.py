@@ -369,7 +369,7 @@ def _op_classes(ranks: Ranks) -> dict[str, Pair]:
 
 def _worst(ranks: Ranks) -> tuple[OpError, ...]:
     """Find the ops with the largest difference; an op stands once, for the rank where it errs most."""
-    found: dict[str, OpError] = {}
+    errors: dict[str, OpError] = {}
     for rank, _, predicted, measured in ranks:
         parts = [(getattr(predicted, part), getattr(measured, part)) for part in ('pause', 'wait', 'run')]
         total = np.sum([one - other for one, other in parts], axis=0)
@@ -379,10 +379,10 @@ def _worst(ranks: Ranks) -> tuple[OpError, ...]:
             pause, wait, run = (Pair(predicted=float(a[slot]), measured=float(b[slot])) for a, b in parts)
             described = predicted.slots[slot]
             op = OpError(op=described.op, rank=rank, stream=described.stream, pause=pause, wait=wait, run=run)
-            if op.op not in found or abs(op.difference) > abs(found[op.op].difference):
-                found[op.op] = op
+            if op.op not in errors or abs(op.difference) > abs(errors[op.op].difference):
+                errors[op.op] = op
     # Ties by name, so that equal traces give equal answers.
-    ranked = sorted(found.values(), key=lambda op: (-abs(op.difference), op.op))
+    ranked = sorted(errors.values(), key=lambda op: (-abs(op.difference), op.op))
     return tuple(op for op in ranked[:_WORST] if op.difference)
 
 
@@ -403,8 +403,8 @@ def _signed_percent(share: float) -> str:
 
 def _signed_time(seconds: float) -> str:
     # No clock tells less than a nanosecond.
-    told = abs(seconds) if abs(seconds) >= 1e-9 else 0.0
-    return f'{"-" if seconds < 0 and told else "+"}{format_time(told)}'
+    magnitude = abs(seconds) if abs(seconds) >= 1e-9 else 0.0
+    return f'{"-" if seconds < 0 and magnitude else "+"}{format_time(magnitude)}'
 
 
 _SECONDS: Final[dict[str, Callable[[StepMetrics], float]]] = {
@@ -478,10 +478,10 @@ def gain_of(predicted: SavedTrace, measured: SavedTrace) -> Gain | None:
 def _saved_side(predicted: SavedTrace | None, measured: SavedTrace | None) -> Side | None:
     if predicted is None or measured is None or predicted.basis is None:
         return None
-    program, found = predicted.basis.program, compare(predicted, measured)
+    program, comparison = predicted.basis.program, compare(predicted, measured)
     name = measured.name or predicted.name or 'plan'
     samples = measured.samples or predicted.samples
-    return side_of(name, to_trace(predicted, program), to_trace(measured, program), found, samples)
+    return side_of(name, to_trace(predicted, program), to_trace(measured, program), comparison, samples)
 
 
 AGREES: Final = 0.05
@@ -498,28 +498,28 @@ def verdict(gain: Gain, unlike: str = '') -> str:
         return unlike or plan.comparison.cause
     rows = _judged(gain)
     good = [name for name, _, fine in rows if fine]
-    bad = [f'{name} {told}' for name, told, fine in rows if not fine]
+    bad = [f'{name} {detail}' for name, detail, fine in rows if not fine]
     text = f'{_several(good)} {"agree" if len(good) > 1 else "agrees"}' if good else ''
     if bad:
         text += (
             f'{", " if good else ""}{_several(bad)} {"do" if len(bad) > 1 else "does"} not{"" if good else " agree"}'
         )
     text = _capital(text)
-    found = plan.comparison.diagnosis
-    if found is not None and found.causes:
-        return f'{text}{": " if bad else "; yet "}{sentence(found)}.'
+    diagnosis = plan.comparison.diagnosis
+    if diagnosis is not None and diagnosis.causes:
+        return f'{text}{": " if bad else "; yet "}{sentence(diagnosis)}.'
     cancelled = _cancelled(plan)
     if cancelled:
         return f'{text}{"; " if bad else ", but by "}errors that cancel: {cancelled}.'
-    return f'{text}{f": {sentence(found)}" if bad and found is not None else ""}.'
+    return f'{text}{f": {sentence(diagnosis)}" if bad and diagnosis is not None else ""}.'
 
 
 def _judged(gain: Gain) -> list[tuple[str, str, bool]]:
     """What is judged, with both figures, and whether they agree."""
     one, other = gain.plan.predicted, gain.plan.measured
     step = gain.plan.comparison.step
-    told = f'(predicted {format_time(step.predicted)}, {gain.plan.comparison.origin} {format_time(step.measured)})'
-    rows = [('the step', told, abs(step.error) <= AGREES)]
+    detail = f'(predicted {format_time(step.predicted)}, {gain.plan.comparison.origin} {format_time(step.measured)})'
+    rows = [('the step', detail, abs(step.error) <= AGREES)]
     if gain.predicted is not None and gain.measured is not None:
         points = f'({gain.predicted * 100:+.0f} % and {gain.measured * 100:+.0f} %)'
         rows.append(('the gain', points, abs(gain.predicted - gain.measured) <= AGREES))
@@ -565,8 +565,8 @@ def gain_line(gain: Gain) -> str:
     if gain.baseline is None or gain.predicted is None or gain.measured is None:
         return plan.comparison.headline
     measured, predicted = (than(1.0, 1 + one) for one in (gain.measured, gain.predicted))
-    told = predicted.removesuffix(' than').removesuffix(' as')
-    return f'{plan.name}: {origin} {measured} {gain.baseline.name}, predicted {told}'
+    prediction = predicted.removesuffix(' than').removesuffix(' as')
+    return f'{plan.name}: {origin} {measured} {gain.baseline.name}, predicted {prediction}'
 
 
 def gain_table(gain: Gain) -> Table:
@@ -592,14 +592,14 @@ def gain_table(gain: Gain) -> Table:
 
 def gain_to_dict(gain: Gain) -> dict[str, Any]:
     """The plan's comparison as one object, with gain and figures, and the baseline's below it."""
-    told = {**_side(gain.plan), 'verdict': verdict(gain)}
+    summary = {**_side(gain.plan), 'verdict': verdict(gain)}
     if gain.predicted is not None and gain.measured is not None and gain.baseline is not None:
         points = (gain.predicted - gain.measured) * 100
-        told['gain'] = {'predicted': gain.predicted, 'measured': gain.measured, 'points': points}
-        told['baseline'] = _side(gain.baseline)
+        summary['gain'] = {'predicted': gain.predicted, 'measured': gain.measured, 'points': points}
+        summary['baseline'] = _side(gain.baseline)
     else:
-        told['gain'] = told['baseline'] = None
-    return told
+        summary['gain'] = summary['baseline'] = None
+    return summary
 
 
 def _side(side: Side) -> dict[str, Any]:

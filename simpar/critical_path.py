@@ -121,11 +121,11 @@ def _what(segment: Segment, *, staged: bool) -> str:
 
 
 def _main_sentence(path: CriticalPath) -> str:
-    told = sorted(_told(path), key=lambda item: -item[1])
+    entries = sorted(_sentence_parts(path), key=lambda item: -item[1])
     # Below half a percent a part would be shown as 0 %.
-    shown = [(text, share) for text, share in told if share >= 0.005][:_MOST]
-    rest = sum(share for _, share in told) - sum(share for _, share in shown)
-    parts = [f'{_percent(share)} {text}' for text, share in shown]
+    largest = [(text, share) for text, share in entries if share >= 0.005][:_MOST]
+    rest = sum(share for _, share in entries) - sum(share for _, share in largest)
+    parts = [f'{_percent(share)} {text}' for text, share in largest]
     if rest >= 0.005:
         parts.append(f'{_percent(rest)} other')
     ranks = {segment.rank for segment in path.segments if segment.kind == 'compute'}
@@ -134,7 +134,7 @@ def _main_sentence(path: CriticalPath) -> str:
     return f'Critical path: {", ".join(parts)}{f", all compute on rank {min(ranks)}" if alone else ""}.'
 
 
-def _told(path: CriticalPath) -> Iterator[tuple[str, float]]:
+def _sentence_parts(path: CriticalPath) -> Iterator[tuple[str, float]]:
     """What the sentence lists and its share: one stage of a pipeline apart where it has most of the compute."""
     shares = path.shares
     stages = {what: share for what, share in shares.items() if what.startswith(_COMPUTE)}
@@ -312,18 +312,18 @@ class _Walk:
         """Go back through a running op: the time of its start, and the participant that came last."""
         representative, step, slot = place
         view = self._view(representative)
-        known = self._class(view, place)
+        op_class = self._class(view, place)
         begin = max(self.begin, view.start[step, slot])
         if begin < time:
-            stretched = self._stretched(place, known, time - begin)
+            stretched = self._stretched(place, op_class, time - begin)
             stream = view.role.streams[view.stream[slot]]
             # By place, as a path may have a hundred thousand segments.
-            self.found.append(Segment(known.kind, view.rank, begin, time, known.op, slot, stream, stretched))
+            self.found.append(Segment(op_class.kind, view.rank, begin, time, op_class.op, slot, stream, stretched))
             time = begin
         # A compute op meets no one, and most ops are that.
-        if known.alone:
+        if op_class.alone:
             return time, place
-        met = self._participants(place, known.op)
+        met = self._participants(place, op_class.op)
         return time, max(met, key=lambda p: (self._arrive(p), p == place, -p.representative))
 
     def _cause(self, place: _Place, time: float) -> tuple[float, _Place]:
@@ -363,22 +363,22 @@ class _Walk:
         _, step, slot = place
         before, end = view.before[slot], view.end
         # Of several that end at once the one issued last, which needs or follows the others: tuples compare so.
-        found = [(end[step, need], step, need) for need in _row(view.needs, slot)]
+        candidates = [(end[step, need], step, need) for need in _row(view.needs, slot)]
         if before >= 0:
-            found.append((end[step, before], step, before))
+            candidates.append((end[step, before], step, before))
         if step:
-            found += [(end[step - 1, need], step - 1, need) for need in _row(view.carries, slot)]
+            candidates += [(end[step - 1, need], step - 1, need) for need in _row(view.carries, slot)]
             # The first op of a stream follows the stream's last op of the step before.
             if before < 0:
                 tail = view.tail[slot]
-                found.append((end[step - 1, tail], step - 1, tail))
-        return max(found, default=None)
+                candidates.append((end[step - 1, tail], step - 1, tail))
+        return max(candidates, default=None)
 
     def _class(self, view: _RankView, place: _Place) -> _Class:
         """The op class of a slot."""
         index = view.op_class[place.slot]
-        known = view.classes.get(index)
-        if known is None:
+        op_class = view.classes.get(index)
+        if op_class is None:
             op = self.trace.program.op_classes[index]
             # Ranks that one stands for arrive together, so there is no other participant to go to.
             alone = op.kind == 'compute' or (
@@ -386,30 +386,30 @@ class _Walk:
             )
             kind: SegmentKind = 'communication' if metrics.is_communication(op) else 'compute'
             isolated = self._isolated(self.costs, op, index, view.rank) if self.costs else 0.0
-            known = view.classes[index] = _Class(op, kind, alone, isolated)
-        return known
+            op_class = view.classes[index] = _Class(op, kind, alone, isolated)
+        return op_class
 
     def _participants(self, place: _Place, op: program.OpClass) -> list[_Place]:
         """The ops that this one meets, itself included, each representative rank once."""
         met = self.meetings.of(self.trace.representatives[place.representative].rank, place.slot)
-        found = dict.fromkeys((int(self.trace.representative_of_rank[rank]), slot) for rank, slot in met)
-        return [_Place(representative, place.step, slot) for representative, slot in found]
+        places = dict.fromkeys((int(self.trace.representative_of_rank[rank]), slot) for rank, slot in met)
+        return [_Place(representative, place.step, slot) for representative, slot in places]
 
     def _alike(self, representative: int, partition: str) -> bool:
         """Whether one representative stands for all ranks of its group, which then arrive together."""
         members = self.meetings.members(partition, self.trace.representatives[representative].rank)
         return bool((self.trace.representative_of_rank[list(members)] == representative).all())
 
-    def _stretched(self, place: _Place, known: _Class, seconds: float) -> float:
+    def _stretched(self, place: _Place, op_class: _Class, seconds: float) -> float:
         """How many of an op's seconds are beyond its isolated ones."""
         if self.costs is None:
             return 0.0
         # Costs of a transfer are those of its send.
-        if known.op.kind == 'recv':
-            sender = next(one for one in self._participants(place, known.op) if one != place)
-            known = self._class(self._view(sender.representative), sender)
+        if op_class.op.kind == 'recv':
+            sender = next(one for one in self._participants(place, op_class.op) if one != place)
+            op_class = self._class(self._view(sender.representative), sender)
         # A segment may begin with the window, after its op: then less than the isolated time is left.
-        return max(0.0, seconds - known.isolated)
+        return max(0.0, seconds - op_class.isolated)
 
     def _isolated(self, costs: Costs, op: program.OpClass, index: int, rank: int) -> float:
         """Isolated seconds of an op class on a rank; of a receive those of its send, whose class it is here."""

@@ -35,8 +35,8 @@ def dotted(key: Key) -> str:
 def shown_part(part: str | int) -> str:
     """One part of a key, so that it cannot harm the terminal."""
     text = str(part)
-    shown = text if text.isprintable() and ' ' not in text else repr(text)
-    return shown if len(shown) <= 40 else f'{shown[:39]}…'
+    label = text if text.isprintable() and ' ' not in text else repr(text)
+    return label if len(label) <= 40 else f'{label[:39]}…'
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Problem:
 
     def at(self, place: str, key: Key | None = None) -> Problem:
         """The same, told of a key at its place. Arguments: ``key``, as the user wrote it, where that differs."""
-        told = dotted(self.key if key is None else key)
-        return Problem(place, f'{told}: {self.what}' if told else self.what, self.instead)
+        label = dotted(self.key if key is None else key)
+        return Problem(place, f'{label}: {self.what}' if label else self.what, self.instead)
 
     def __str__(self) -> str:
         tail = f'; {self.instead}' if self.instead else ''
@@ -91,8 +91,8 @@ def refusal(where: str | PathLike[str], what: str, instead: str = '') -> Schedul
 
 def refuse(problems: Iterable[Problem]) -> None:
     """Raise ``ScheduleError`` with all problems that were found; nothing where there is none."""
-    if found := list(problems):
-        raise ScheduleError(found)
+    if problem_list := list(problems):
+        raise ScheduleError(problem_list)
 
 
 class ProfileError(ScheduleError):
@@ -138,8 +138,8 @@ class NumericsWrong(SimparError):
 def divisors(number: int, most: int = 8) -> str:
     """The largest divisors of a number, as text."""
     # Up to 4096, for advice on a size of millions must not take seconds.
-    found = [divisor for divisor in range(1, min(number, 4096) + 1) if number % divisor == 0]
-    return ', '.join(str(divisor) for divisor in found[-most:])
+    numbers = [divisor for divisor in range(1, min(number, 4096) + 1) if number % divisor == 0]
+    return ', '.join(str(divisor) for divisor in numbers[-most:])
 
 
 def multiple(number: int, of: int) -> str:

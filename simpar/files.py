@@ -35,15 +35,15 @@ def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
     # Without waiting: opening a FIFO that nobody writes to would block.
     handle = os.open(path, os.O_RDONLY | getattr(os, 'O_NONBLOCK', 0) | getattr(os, 'O_CLOEXEC', 0))
     with os.fdopen(handle, 'rb') as file:
-        told = os.fstat(handle)
-        mode = told.st_mode
+        status = os.fstat(handle)
+        mode = status.st_mode
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, 'not a regular file but a FIFO, socket or device', str(path))
         # One byte more than allowed is enough to know. Python makes room for all that is asked for, so no more is asked
         # for than the file says that it has.
-        data = file.read(min(told.st_size, most) + 1)
+        data = file.read(min(status.st_size, most) + 1)
         # It may have grown, and files of the kernel say that they are empty.
         while len(data) <= most and (more := file.read(min(_AT_ONCE, most + 1 - len(data)))):
             data += more
@@ -60,9 +60,9 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 def flag_options(row: Mapping[str, str]) -> dict[str, Any]:
     """What a row of a table of flags says to argparse; what it leaves empty is for its kind to say."""
-    found: dict[str, Any] = {key: row[key] for key in ('default', 'metavar', 'help') if row[key]}
-    found |= {'choices': tuple(row['choices'].split())} if row['choices'] else {}
-    return found | ({'dest': row['name']} if row['name'] else {})
+    options: dict[str, Any] = {key: row[key] for key in ('default', 'metavar', 'help') if row[key]}
+    options |= {'choices': tuple(row['choices'].split())} if row['choices'] else {}
+    return options | ({'dest': row['name']} if row['name'] else {})
 
 
 PICTURES: Final = ('.png', '.svg', '.pdf')

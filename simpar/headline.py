@@ -19,14 +19,14 @@ def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None,
     Faster and slower are by one definition, longer step / shorter step − 1: from 161.5 to 202.7 µs is 25.5 % slower,
     and back is 25.5 % faster.
     """
-    shown = format_time if exact else short_time
-    text = f'{plan[0]}: {shown(plan[1])} a step'
+    time_text = format_time if exact else short_time
+    text = f'{plan[0]}: {time_text(plan[1])} a step'
     if baseline is None:
         return text
     how = than(plan[1], baseline[1])
     # A step is hardly ever known better than to some percent.
-    how = how if exact else re.sub(r'(\d\d+)\.(\d) %', lambda found: f'{float(found[0][:-2]):.0f} %', how)
-    return f'{text}, {how} {baseline[0]} ({shown(baseline[1])})'
+    how = how if exact else re.sub(r'(\d\d+)\.(\d) %', lambda match: f'{float(match[0][:-2]):.0f} %', how)
+    return f'{text}, {how} {baseline[0]} ({time_text(baseline[1])})'
 
 
 def short(value: float) -> float:
@@ -56,8 +56,8 @@ def run_by(titles: Collection[str], libraries: Collection[str]) -> str:
 
 def change_in_words(old: float, new: float) -> str:
     """How a step changed, by the same definition."""
-    found = _change(new, old)
-    return found[0] if found else 'as long'
+    change = _change(new, old)
+    return change[0] if change else 'as long'
 
 
 def gain_in_words(gain: float) -> str:

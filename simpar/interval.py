@@ -146,7 +146,7 @@ def spread_of(cluster: hardware.Cluster, bound: str) -> Spread | None:
     return spread_for(spreads(), cluster.stack.name, device_class(device.name), bound, bins) if cluster.stack else None
 
 
-def spread_for(known: Sequence[Spread], stack: str, device: str, bound: str, bins: float = 1.0) -> Spread | None:
+def spread_for(all_spreads: Sequence[Spread], stack: str, device: str, bound: str, bins: float = 1.0) -> Spread | None:
     """The spread of steps of a stack on a class of devices, bound by the host or the device.
 
     Where no step of the framework was scored, and of several others there were on such a device with such a bound, it
@@ -154,19 +154,19 @@ def spread_for(known: Sequence[Spread], stack: str, device: str, bound: str, bin
     framework where these are wider, ``WIDER`` times so for a device and for a bound that no scored step had.
     Arguments: ``bins``, as of ``Device``: how fast the part was is not told then, and is anywhere between.
     """
-    every = spread_among(known, ANY, ANY)
-    of_framework = [one for one in known if stack in one.stacks and one is not every]
-    found = spread_among(known, device, bound)
-    if found in of_framework or every is None:
-        return found if found in of_framework else None
+    every = spread_among(all_spreads, ANY, ANY)
+    of_framework = [one for one in all_spreads if stack in one.stacks and one is not every]
+    nearest = spread_among(all_spreads, device, bound)
+    if nearest in of_framework or every is None:
+        return nearest if nearest in of_framework else None
     part = LEVEL * log(bins) / 2
-    if found and found.frameworks > 1 and not of_framework:
-        return replace(found, lacking=(FRAMEWORK,), of_kind=True, part=part, pairs=0, gain=0.0)
-    on_device = [one for one in known if one.device == device]
-    kin = of_framework or on_device or [one for one in known if one is not every]
+    if nearest and nearest.frameworks > 1 and not of_framework:
+        return replace(nearest, lacking=(FRAMEWORK,), of_kind=True, part=part, pairs=0, gain=0.0)
+    on_device = [one for one in all_spreads if one.device == device]
+    kin = of_framework or on_device or [one for one in all_spreads if one is not every]
     lacks = {
         FRAMEWORK: not of_framework,
-        DEVICE: device not in {one.device for one in of_framework or known},
+        DEVICE: device not in {one.device for one in of_framework or all_spreads},
         'bound': bound not in {one.bound for one in kin},
     }
     step = max(one.step for one in (every, *of_framework)) * WIDER ** (lacks[DEVICE] + lacks['bound'])
@@ -174,9 +174,9 @@ def spread_for(known: Sequence[Spread], stack: str, device: str, bound: str, bin
     return replace(every, device=device, bound=bound, step=step, lacking=lacking, part=part)
 
 
-def spread_among(known: Sequence[Spread], device: str, bound: str) -> Spread | None:
+def spread_among(all_spreads: Sequence[Spread], device: str, bound: str) -> Spread | None:
     """That of a class of devices and what bounds the step."""
-    return next((one for one in known if (one.device, one.bound) == (device, bound)), None)
+    return next((one for one in all_spreads if (one.device, one.bound) == (device, bound)), None)
 
 
 def device_class(name: str) -> str:

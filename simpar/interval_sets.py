@@ -11,9 +11,9 @@ def union(intervals: Intervals) -> Intervals:
     # Column by column, which is faster than rows of two.
     begin, end = intervals[:, 0], intervals[:, 1]
     # Empty intervals cover nothing, and would split what they touch.
-    kept = end > begin
-    if not kept.all():
-        begin, end = begin[kept], end[kept]
+    mask = end > begin
+    if not mask.all():
+        begin, end = begin[mask], end[mask]
     if not len(begin):
         return np.empty((0, 2))
     # Sorted by begin, a new group starts wherever a begin lies beyond all ends before it. Ops of a stream are in order.
@@ -24,10 +24,10 @@ def union(intervals: Intervals) -> Intervals:
     reach = np.maximum.accumulate(end) if (end[1:] < end[:-1]).any() else end
     # Where a group ends and the next one begins.
     ends = np.flatnonzero(begin[1:] > reach[:-1])
-    found = np.empty((len(ends) + 1, 2))
-    found[0, 0], found[1:, 0] = begin[0], begin[ends + 1]
-    found[-1, 1], found[:-1, 1] = reach[-1], reach[ends]
-    return found
+    cover = np.empty((len(ends) + 1, 2))
+    cover[0, 0], cover[1:, 0] = begin[0], begin[ends + 1]
+    cover[-1, 1], cover[:-1, 1] = reach[-1], reach[ends]
+    return cover
 
 
 def length(intervals: Intervals) -> float:

@@ -54,11 +54,11 @@ class Row(NamedTuple):
     @property
     def field(self) -> Any:
         """Limits, examples and meaning as pydantic takes them."""
-        found: dict[str, Any] = {'description': self.meaning} if self.meaning else {}
+        options: dict[str, Any] = {'description': self.meaning} if self.meaning else {}
         for limit in self.limits.split():
             sign = next(sign for sign in _LIMITS if limit.startswith(sign))
-            found[_LIMITS[sign]] = json.loads(limit.removeprefix(sign))
-        return Field(**found, **({'examples': json.loads(self.examples)} if self.examples else {}))
+            options[_LIMITS[sign]] = json.loads(limit.removeprefix(sign))
+        return Field(**options, **({'examples': json.loads(self.examples)} if self.examples else {}))
 
 
 def _table() -> Mapping[str, Row]:
@@ -172,14 +172,14 @@ class WithoutEffect(NamedTuple):
         return text if len(text) <= _LONGEST else f'{text[: _LONGEST - 1]}…'
 
 
-def without_effect_line(found: Sequence[WithoutEffect]) -> str:
+def without_effect_line(idle_keys: Sequence[WithoutEffect]) -> str:
     """All of them in one line; empty where there are none."""
     # Layers alike often have one reason: they are told together.
     alike: dict[tuple[str, str], list[str]] = {}
-    for one in found:
+    for one in idle_keys:
         alike.setdefault((one.shown, one.why), []).append(one.key)
-    told = (f'{_several(keys)} ({shown}): {why}' for (shown, why), keys in alike.items())
-    return f'without effect here: {"; ".join(told)}' if found else ''
+    parts = (f'{_several(keys)} ({text}): {why}' for (text, why), keys in alike.items())
+    return f'without effect here: {"; ".join(parts)}' if idle_keys else ''
 
 
 def _several(keys: Sequence[str]) -> str:
@@ -188,6 +188,6 @@ def _several(keys: Sequence[str]) -> str:
     return ', '.join(keys[:_MOST]) + more
 
 
-def without_effect_json(found: Sequence[WithoutEffect]) -> list[dict[str, Any]]:
+def without_effect_json(idle_keys: Sequence[WithoutEffect]) -> list[dict[str, Any]]:
     """Each as an object, as in `--json`."""
-    return [one._asdict() for one in found]
+    return [one._asdict() for one in idle_keys]

@@ -83,14 +83,14 @@ def _merged(
     """The events of the merged file."""
     steps, some = in_the_merged_file(trace, ranks, 2 if measured else 1)
     whole = steps == trace.steps and some == ranks
-    shown = trace if whole else trace.last(steps)
+    excerpt = trace if whole else trace.last(steps)
     if measured is not None:
         yield from events(measured if whole else measured.last(steps), some, Style(library=library))
     style = Style(library=library, first_pid=PREDICTED_PID if measured else 0)
     crowded = sum(len(trace.role(trace.times_of(rank))) for rank in some) * steps > MOST_EVENTS
-    found = events(shown, some, style, None if crowded else costs)
+    event_stream = events(excerpt, some, style, None if crowded else costs)
     # Of a single step of a single rank that is too large, the first ops are shown.
-    yield from itertools.islice(found, MOST_EVENTS) if crowded else found
+    yield from itertools.islice(event_stream, MOST_EVENTS) if crowded else event_stream
     if costs is not None and whole:
         yield from link_counters(trace, costs)
 
@@ -294,8 +294,8 @@ def _kernel(op: OpClass, library: str) -> str:
     if op.operator == COPY:
         return f'Memcpy {"DtoH" if op.phase == "F" else "HtoD"}'
     if library == 'nccl':
-        known = COLLECTIVES.get(op.operator)
-        return KERNEL_NAMES[library] + ('SendRecv' if is_transfer(op) or known is None else known.kernel)
+        collective = COLLECTIVES.get(op.operator)
+        return KERNEL_NAMES[library] + ('SendRecv' if is_transfer(op) or collective is None else collective.kernel)
     return KERNEL_NAMES[library] + ''.join(word.capitalize() for word in op.operator.split('_'))
 
 
@@ -303,11 +303,11 @@ def _message(op: OpClass, members: list[int], rank: int) -> Event:
     """What torch's profiler says about a collective, a send or a receive."""
     elements = int(op.bytes) // BYTES.get(op.dtype, 1)
     # torch counts the message of this rank; ``bytes`` counts the full tensor.
-    known, shard = COLLECTIVES.get(op.operator), elements // max(len(members), 1)
+    collective, shard = COLLECTIVES.get(op.operator), elements // max(len(members), 1)
     message: Event = {
         'Collective name': op.operator,
-        'In msg nelems': shard if known and known.gives == 'shard' else elements,
-        'Out msg nelems': shard if known and known.gets == 'shard' else elements,
+        'In msg nelems': shard if collective and collective.gives == 'shard' else elements,
+        'Out msg nelems': shard if collective and collective.gets == 'shard' else elements,
         'dtype': _TORCH_DTYPES.get(op.dtype, op.dtype),
         'Group size': len(members),
         'Process Group Name': op.partition,
@@ -375,8 +375,8 @@ def transfers(trace: Trace, ranks: list[int], style: Style) -> Iterator[Event]:
         role = trace.program.role(rank)
         sends = [slot for slot in range(len(role)) if trace.program.op(role, slot).kind == 'send']
         pairs = [(slot, *meetings.of(rank, slot)[1]) for slot in sends]
-        shown = [pair for pair in pairs if pair[1] in ranks][: style.most_arrows]
-        for number, (slot, peer, receive) in enumerate(shown):
+        arrows = [pair for pair in pairs if pair[1] in ranks][: style.most_arrows]
+        for number, (slot, peer, receive) in enumerate(arrows):
             identity = (style.first_pid + rank) * style.most_arrows + number
             arrow = {'cat': 'transfer', 'name': 'transfer', 'id': identity}
             yield {'ph': 's', **arrow, **_end(trace, rank, slot, style, at_end=False)}

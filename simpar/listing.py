@@ -68,21 +68,21 @@ class Listing:
     @cached_property
     def writer(self) -> dict[str, OpClass]:
         """By tensor, the first op that writes it."""
-        found: dict[str, OpClass] = {}
+        by_tensor: dict[str, OpClass] = {}
         for op in self.program.op_classes:
             for name in op.writes:
                 # The first writer made the tensor; later ones update it.
-                found.setdefault(name, op)
-        return found
+                by_tensor.setdefault(name, op)
+        return by_tensor
 
     @cached_property
     def readers(self) -> dict[str, list[OpClass]]:
         """By tensor, the ops that read it."""
-        found: dict[str, list[OpClass]] = {}
+        by_tensor: dict[str, list[OpClass]] = {}
         for op in self.program.op_classes:
             for name in op.reads:
-                found.setdefault(name, []).append(op)
-        return found
+                by_tensor.setdefault(name, []).append(op)
+        return by_tensor
 
     @staticmethod
     def name(op: OpClass) -> str:
@@ -120,17 +120,17 @@ class Listing:
 
     def shard_counts(self, tensor: Tensor) -> list[int]:
         """Into how many shards each dim is split over the ranks; copies do not count."""
-        found = [1] * len(tensor.shape)
+        counts = [1] * len(tensor.shape)
         for split in tensor.splits:
-            found[split.dim] *= self.program.partitions[split.partition].size
-        return found
+            counts[split.dim] *= self.program.partitions[split.partition].size
+        return counts
 
     def strategy(self, op: OpClass) -> list[list[int]]:
         """An operator's strategy, read off its tensors; of a product those of x and weight; a reshape has none."""
-        taken = {'matmul': 2, 'conv2d': 2, 'bias': 2, 'cross_entropy': 2, 'reshape': 0}.get(self.kind(op))
-        names = self.inputs(op)[:taken] * (2 if self.name(op) in OF_ONES else 1)
-        found = [self.shard_counts(self.program.tensor[name]) for name in names]
-        return [counts[::-1] if self.turned(name) else counts for counts, name in zip(found, names, strict=True)]
+        arity = {'matmul': 2, 'conv2d': 2, 'bias': 2, 'cross_entropy': 2, 'reshape': 0}.get(self.kind(op))
+        names = self.inputs(op)[:arity] * (2 if self.name(op) in OF_ONES else 1)
+        splits = [self.shard_counts(self.program.tensor[name]) for name in names]
+        return [counts[::-1] if self.turned(name) else counts for counts, name in zip(splits, names, strict=True)]
 
     def collectives(self, name: str) -> Iterator[dict[str, Any]]:
         """The collectives that an operator brings with it, with the ranks of every group."""
@@ -148,11 +148,11 @@ class Listing:
     @cached_property
     def owned(self) -> dict[str, list[tuple[str, OpClass]]]:
         """By operator, the collectives that it brings with it and what each is for."""
-        found: dict[str, list[tuple[str, OpClass]]] = {}
+        by_operator: dict[str, list[tuple[str, OpClass]]] = {}
         for op in self.program.op_classes:
             for purpose, owner in self._owners(op) if op.kind == 'collective' else ():
-                found.setdefault(owner, []).append((purpose, op))
-        return found
+                by_operator.setdefault(owner, []).append((purpose, op))
+        return by_operator
 
     def _owners(self, op: OpClass) -> list[tuple[str, str]]:
         kinds = {self.program.tensor[name].kind for name in (*op.reads, *op.writes)}
@@ -185,12 +185,12 @@ class Listing:
             return [(SUM, self.name(self.writer[forward.name]))]
         # What came from the next stage has no source here: what made the value stands for its readers there.
         made = self.writer.get(value)
-        found = self._sources(op, value) or ([self._operator(made)] if made is not None else [])
-        return [(REDISTRIBUTION, name) for name in found]
+        names = self._sources(op, value) or ([self._operator(made)] if made is not None else [])
+        return [(REDISTRIBUTION, name) for name in names]
 
     def _sources(self, op: OpClass, value: str) -> list[str]:
         """Find the readers of a value whose gradients an op moves; these may have been added up before."""
-        found: list[str] = []
+        names: list[str] = []
         # A walk, not a recursion: sums of gradients can be long chains.
         left = [self._start(op.reads[0])]
         while left:
@@ -202,20 +202,20 @@ class Listing:
             elif source is not None:
                 of = gradient.removeprefix('d:').removesuffix('.back').removesuffix(f'@{self.name(source)}')
                 reader = [self._operator(source)] if is_own(source) else []
-                found += self._between(value, of.partition('@')[0]) or reader
-        return list(dict.fromkeys(found))
+                names += self._between(value, of.partition('@')[0]) or reader
+        return list(dict.fromkeys(names))
 
     def _between(self, value: str, result: str) -> list[str]:
         """Find additions that read a value, directly or through others, and hand it the gradient of ``result``."""
-        found = []
+        additions = []
         for addition in self._additions(value):
             reached, left = {addition}, [addition]
             while left:
                 after = set(self._additions(left.pop())) - reached
                 reached |= after
                 left += after
-            found += [addition] if result in reached else []
-        return found
+            additions += [addition] if result in reached else []
+        return additions
 
     def _additions(self, value: str) -> list[str]:
         """Those that read a value; they are named after their results."""
@@ -238,13 +238,13 @@ class Listing:
 
     def _next(self, tensor: str) -> list[str]:
         """The operators of the forward that a tensor gets to."""
-        found: list[str] = []
+        operators: list[str] = []
         for op in self.readers.get(tensor, ()):
             if op.phase == 'F' and is_own(op):
-                found.append(self.name(op))
+                operators.append(self.name(op))
             elif op.phase == 'F' and is_move(op):
-                found += self._next(op.writes[0])
-        return list(dict.fromkeys(found))
+                operators += self._next(op.writes[0])
+        return list(dict.fromkeys(operators))
 
     def _last(self, tensor: str) -> str:
         """Follow the moves of a gradient of one forward value to their end."""
@@ -297,7 +297,7 @@ def strategies_to_dict(case: Case) -> dict[str, Any] | None:
     listing = Listing(program, flattens(case.workload))
     # A layout by axes counts as given, too, and wins over what a search says.
     by_layout = {name: 'given' for name, layer in case.workload.model.operators.items() if layer.layout}
-    given = {**case.strategies.origins, **by_layout}
+    origins = {**case.strategies.origins, **by_layout}
     # How results are sharded whose sums are scattered, as a user asked for it; layouts say the same by axes.
     dense = {name: layer for name, layer in case.workload.model.operators.items() if isinstance(layer, Dense)}
     scattered = {name: list(layer.out_strategy) for name, layer in dense.items()} | {
@@ -309,18 +309,18 @@ def strategies_to_dict(case: Case) -> dict[str, Any] | None:
             'operator': PRIMITIVES.get(listing.kind(op), op.operator),
             'strategy': listing.strategy(op),
             'out_strategy': scattered.get(listing.name(op), []),
-            'origin': given.get(listing.name(op)) or _by_itself(op),
+            'origin': origins.get(listing.name(op)) or _by_itself(op),
             'reads': {name: list(listing.shape(name)) for name in listing.inputs(op)},
             'writes': {name: list(listing.shape(name)) for name in op.writes},
             'collectives': list(listing.collectives(listing.name(op))),
         }
         for op in listing.operators
     ]
-    found = case.strategies
+    strategies = case.strategies
     weighed = [
-        {'name': one.name, 'sent': one.sent, 'step': one.step, 'lacking': one.too_much} for one in found.proposals
+        {'name': one.name, 'sent': one.sent, 'step': one.step, 'lacking': one.too_much} for one in strategies.proposals
     ]
-    bounds = {'bound': found.bound, 'seconds': found.seconds}
+    bounds = {'bound': strategies.bound, 'seconds': strategies.seconds}
     return {'operators': rows, 'weighed': weighed, **(bounds if case.plan.pipeline == 1 else dict.fromkeys(bounds))}
 
 
@@ -453,8 +453,8 @@ class _Writer:
         if self.strategies:
             yield "# strategies and shapes of products' weights as [in, out]; programs hold them as [out, in]"
         held = program.tensors_of_role[int(program.role_of_rank[self.rank])]
-        kept = [tensor for tensor in program.tensors if tensor.kind == 'parameter' and tensor.name in held]
-        for number, tensor in enumerate(kept):
+        parameters = [tensor for tensor in program.tensors if tensor.kind == 'parameter' and tensor.name in held]
+        for number, tensor in enumerate(parameters):
             self.value[tensor.name, 0, 0] = f'%para{number}_{tensor.name}'
             yield f'%para{number}_{tensor.name} : <{tensor.dtype}, {bracketed(self.local(tensor.name))}>'
         for slot in range(len(role)):
@@ -505,18 +505,18 @@ class _Writer:
 
     def attributes(self, op: OpClass) -> dict[str, str]:
         """What stands in the second braces: of communication the ranks, of an operator its strategy."""
-        found: dict[str, str] = {}
+        entries: dict[str, str] = {}
         if op.partition:
             ranks = self.case.program.partitions[op.partition].members(self.rank)
-            found |= {'op': op.reduce} if op.reduce else {}
-            found |= {'group': op.partition, 'rank_list': bracketed(ranks), 'group_ranks': '-'.join(map(str, ranks))}
+            entries |= {'op': op.reduce} if op.reduce else {}
+            entries |= {'group': op.partition, 'rank_list': bracketed(ranks), 'group_ranks': '-'.join(map(str, ranks))}
             if op.kind in ('send', 'recv'):
-                found['peer'] = str(ranks[(ranks.index(self.rank) + op.peer) % len(ranks)])
-            found['bytes'] = f'{op.bytes:.0f}'
+                entries['peer'] = str(ranks[(ranks.index(self.rank) + op.peer) % len(ranks)])
+            entries['bytes'] = f'{op.bytes:.0f}'
         strategy = self.listing.strategy(op) if self.strategies and op.phase == 'F' and is_own(op) else []
-        found |= {'in_strategy': strategy_text(strategy)} if strategy else {}
-        found |= {key: str(op.attributes[key]) for key in ('stride', 'padding') if key in op.attributes}
-        return found | {key: 'true' for key in ('transpose_a', 'transpose_b') if op.attributes.get(key)}
+        entries |= {'in_strategy': strategy_text(strategy)} if strategy else {}
+        entries |= {key: str(op.attributes[key]) for key in ('stride', 'padding') if key in op.attributes}
+        return entries | {key: 'true' for key in ('transpose_a', 'transpose_b') if op.attributes.get(key)}
 
 
 def constants(op: OpClass, kind: str) -> list[str]:
@@ -526,13 +526,13 @@ def constants(op: OpClass, kind: str) -> list[str]:
     if kind in ('transpose', 'reshape', 'flatten'):
         text = str(op.attributes['permutation' if op.operator == 'transpose' else 'shape'])
         return [bracketed([int(number) for number in text.split()])]
-    known = {
+    by_kind = {
         'mul': op.attributes.get('factor'),
         'equal': op.attributes.get('value'),
         'expand_dims': 1,
         'masked_fill': 0,
     }
-    return [str(known[kind])] if kind in known else []
+    return [str(by_kind[kind])] if kind in by_kind else []
 
 
 def primitive(op: OpClass, kind: str) -> str:

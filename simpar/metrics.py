@@ -242,9 +242,9 @@ class _Ops:
         """The intervals [since, until] of the slots in the mask, perhaps without empty ones, which cover nothing."""
         # By number, which takes a third of the time that a mask takes over two dims.
         slots = np.flatnonzero(mask)
-        found = np.empty((len(since) * len(slots), 2))
-        found[:, 0], found[:, 1] = (times.take(slots, axis=1).ravel() for times in (since, until))
-        return fold(found, self.window.begin, self.window.end)
+        intervals = np.empty((len(since) * len(slots), 2))
+        intervals[:, 0], intervals[:, 1] = (times.take(slots, axis=1).ravel() for times in (since, until))
+        return fold(intervals, self.window.begin, self.window.end)
 
     def communicating(self, mask: Mask) -> Intervals:
         """When ops of the mask communicate."""
@@ -443,7 +443,7 @@ def actions_of(program: Program, role: Role) -> list[Work]:
     others of the role are apart. Overlapped actions of which neither has a collective to wait for are one after the
     other, and told so. Sums of gradients over ranks and updates are no actions.
     """
-    found = _found(program, role)
+    found = _works(program, role)
     # A program does not say whether a backward was split; only the order of its ops tells.
     split = _split(found)
     full: _Slots = {}
@@ -481,23 +481,23 @@ def _of_a_micro_batch(program: Program, op: OpClass) -> bool:
     return op.kind == 'compute' and op.phase in _KINDS and program.sliced(op)
 
 
-def _found(program: Program, role: Role) -> _Slots:
+def _works(program: Program, role: Role) -> _Slots:
     counted = [_of_a_micro_batch(program, op) for op in program.op_classes]
-    found: _Slots = {}
+    works: _Slots = {}
     for slot, (index, micro_batch) in enumerate(zip(role.op_class.tolist(), role.micro_batch.tolist(), strict=True)):
         if counted[index]:
             op = program.op_classes[index]
-            found.setdefault((op.stage, _KINDS[op.part], micro_batch), []).append(slot)
-    return found
+            works.setdefault((op.stage, _KINDS[op.part], micro_batch), []).append(slot)
+    return works
 
 
-def _split(found: _Slots) -> set[tuple[int, int]]:
+def _split(works: _Slots) -> set[tuple[int, int]]:
     """The (stage, micro-batch) whose backward is done in two parts, I and W."""
-    order = sorted(slot for slots in found.values() for slot in slots)
+    order = sorted(slot for slots in works.values() for slot in slots)
     place = {slot: number for number, slot in enumerate(order)}
     apart, unclear, full = (set[tuple[int, int]]() for _ in range(3))
-    for (stage, phase, micro_batch), weights in found.items():
-        inputs = found.get((stage, 'I', micro_batch))
+    for (stage, phase, micro_batch), weights in works.items():
+        inputs = works.get((stage, 'I', micro_batch))
         # Each backward is looked at once, by its W.
         if phase != 'W':
             continue
@@ -539,7 +539,7 @@ def _together(one: Action, other: Action) -> bool:
 
 def by_stages(program: Program) -> dict[tuple[int, ...], list[Role]]:
     """Pipeline ranks: roles by the stages that they do, in the order of the program."""
-    found: dict[tuple[int, ...], list[Role]] = {}
+    by_stage: dict[tuple[int, ...], list[Role]] = {}
     for role in program.roles:
-        found.setdefault(stages_of(program, role), []).append(role)
-    return found
+        by_stage.setdefault(stages_of(program, role), []).append(role)
+    return by_stage

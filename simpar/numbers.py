@@ -65,11 +65,11 @@ class Decisive:
     @property
     def line(self) -> str:
         """All of it in a line."""
-        shown = (f'{100 * end:+.1f} %' if self.is_gain else format_time(end) for end in sorted((self.low, self.high)))
+        ends = (f'{100 * end:+.1f} %' if self.is_gain else format_time(end) for end in sorted((self.low, self.high)))
         turn = ', so it may turn' if self.turns else ''
         number, what = self.number, 'the gain' if self.is_gain else 'the step'
         within = f'{number.words} ({number.grade}, within {100 * number.range:.0f} %)'
-        return f'{within}: {what} is {" to ".join(shown)}{turn}; {number.settled} tells it.'
+        return f'{within}: {what} is {" to ".join(ends)}{turn}; {number.settled} tells it.'
 
 
 def numbers_of(cluster: Cluster) -> tuple[Number, ...]:
@@ -145,8 +145,8 @@ def pricing_by(seconds: Mapping[str, Mapping[str, float]]) -> Pricing:
     """What prices programs whose ops were timed, for ``predict``; arguments: by a program's hash, seconds by op."""
 
     def changed(costs: Costs, program: Program) -> Costs:
-        timed, known = seconds.get(program.hash, {}), costs.compute.tolist()
-        compute = [timed.get(op.name, before) for op, before in zip(program.op_classes, known, strict=True)]
+        timed, defaults = seconds.get(program.hash, {}), costs.compute.tolist()
+        compute = [timed.get(op.name, before) for op, before in zip(program.op_classes, defaults, strict=True)]
         return replace(costs, compute=_on_grid(np.array(compute)))
 
     return _pricing(changed, {})
@@ -154,14 +154,14 @@ def pricing_by(seconds: Mapping[str, Mapping[str, float]]) -> Pricing:
 
 def _pricing(changed: Callable[[Costs, Program], Costs], links: Mapping[str, float]) -> Pricing:
     """What prices programs with changed costs; arguments: ``links``, see ``with_links``."""
-    known: list[tuple[Program, Cluster, Pricer]] = []
+    pricers: list[tuple[Program, Cluster, Pricer]] = []
 
     def priced(program: Program, cluster: Cluster, effects: Effects) -> Costs:
         # A program is priced with one effect after the other; its clocks need a simulation.
-        pricer = next((made for of, on, made in known if of is program and on is cluster), None)
+        pricer = next((made for of, on, made in pricers if of is program and on is cluster), None)
         if pricer is None:
             pricer = Pricer(program, under_load(program, with_links(cluster, links)))
-            known.append((program, cluster, pricer))
+            pricers.append((program, cluster, pricer))
         return changed(pricer.costs(effects), program)
 
     return priced
@@ -208,7 +208,7 @@ def decisive(sides: Sequence[Side]) -> tuple[Decisive, ...]:
             return seconds[0]
         return (seconds[1] / sides[1].batch) / (seconds[0] / sides[0].batch) - 1
 
-    found = [
+    decisions = [
         Decisive(
             number=one, low=answer({one.name: exp(-one.range)}), high=answer({one.name: exp(one.range)}),
             is_gain=len(sides) > 1,
@@ -216,5 +216,5 @@ def decisive(sides: Sequence[Side]) -> tuple[Decisive, ...]:
         for one in numbers
     ]  # fmt: skip
     plain = answer({})
-    moved = [one for one in found if abs(one.high - one.low) > NOTHING * (1.0 if one.is_gain else plain)]
+    moved = [one for one in decisions if abs(one.high - one.low) > NOTHING * (1.0 if one.is_gain else plain)]
     return tuple(sorted(moved, key=lambda one: (not one.turns, -abs(one.high - one.low)))[:SHOWN])

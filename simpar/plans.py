@@ -209,5 +209,5 @@ class Plan:
     def __repr__(self) -> str:
         # Some forty keys are as they are by default; what is left tells two plans apart all the same.
         plain = Plan()
-        told = ((one.name, getattr(self, one.name), getattr(plain, one.name)) for one in fields(self))
-        return f'Plan({", ".join(f"{key}={value!r}" for key, value, default in told if value != default)})'
+        rows = ((one.name, getattr(self, one.name), getattr(plain, one.name)) for one in fields(self))
+        return f'Plan({", ".join(f"{key}={value!r}" for key, value, default in rows if value != default)})'

@@ -360,14 +360,14 @@ def predict(
         return _prediction(names[0], program, cluster, trace, costs)
     done = itertools.count(1)
     both = 2 * len(EFFECTS)
-    told = (lambda: progress(next(done), both)) if progress else (lambda: None)
-    mine = _states(program, priced, steps, told)
+    report = (lambda: progress(next(done), both)) if progress else (lambda: None)
+    mine = _states(program, priced, steps, report)
     other_cluster = baseline_cluster or cluster
-    others = _states(baseline, pricer(baseline, other_cluster), steps, told)
+    others = _states(baseline, pricer(baseline, other_cluster), steps, report)
     other = _prediction(names[1], baseline, other_cluster, others.trace, others.costs)
     explanation = _explain(others, mine, (cluster, other_cluster))
-    found = _prediction(names[0], program, cluster, mine.trace, mine.costs)
-    return replace(found, baseline=other, explanation=explanation)
+    prediction = _prediction(names[0], program, cluster, mine.trace, mine.costs)
+    return replace(prediction, baseline=other, explanation=explanation)
 
 
 def _prediction(name: str, program: Program, cluster: Cluster, trace: Trace, costs: Costs) -> Prediction:
@@ -398,17 +398,17 @@ class _States:
     trace: Trace
 
 
-def _states(program: Program, priced: Callable[[Effects], Costs], steps: int, told: Callable[[], None]) -> _States:
+def _states(program: Program, priced: Callable[[Effects], Costs], steps: int, report: Callable[[], None]) -> _States:
     """One state after each of ``EFFECTS``; an effect that changes no cost is not simulated again."""
     costs = [priced(effects) for _, effects in EFFECTS]
     trace = followed(program, costs[-1], steps)
-    told()
-    found = [trace.step]
+    report()
+    step_seconds = [trace.step]
     # From the last state back: nothing is asked of the others but their step, and many are as the one behind them.
     for one, behind in zip(reversed(costs[:-1]), reversed(costs), strict=False):
-        found.append(found[-1] if _same(one, behind) else step_of_costs(program, one, steps))
-        told()
-    return _States(tuple(reversed(found)), costs[-1], trace)
+        step_seconds.append(step_seconds[-1] if _same(one, behind) else step_of_costs(program, one, steps))
+        report()
+    return _States(tuple(reversed(step_seconds)), costs[-1], trace)
 
 
 def _explain(baselines: _States, states: _States, clusters: tuple[Cluster, Cluster]) -> tuple[Contribution, ...]:

@@ -43,17 +43,17 @@ def over_base(base: dict[str, Any], own: Mapping[str, Any], path: Path, crosses:
     Arguments: ``path`` of the file; ``crosses``, whether the other profile's collectives were measured between nodes.
     """
     words = f'as stated in {path.name}'
-    found: dict[str, Any] = _joined(base, own, (), words)
+    tree: dict[str, Any] = _joined(base, own, (), words)
     # All of it stands here now: written once more, it extends nothing.
-    found['extends'] = ''
-    for kind, table in dict(found.get('tables') or {}).items():
+    tree['extends'] = ''
+    for kind, table in dict(tree.get('tables') or {}).items():
         if (kind not in (own.get('tables') or {}) and _otherwise(kind, base, own, crosses)) or table is None:
-            del found['tables'][kind]
+            del tree['tables'][kind]
     # The clock under load was found on the other device, and these are its multiprocessors.
     if _get(own, ('device', 'matrix')) is not None:
         for key in {'sustained', 'newer', 'multiprocessors', 'bins'} - own['device'].keys():
-            found['device'].pop(key, None)
-    return found
+            tree['device'].pop(key, None)
+    return tree
 
 
 def unknown_links(base: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -239,11 +239,11 @@ def files_of(
     wanted = tree.get(('extends',))
     if not isinstance(wanted, str) or not wanted:
         return ((str(path), text),)
-    found = find(path, wanted)
+    base = find(path, wanted)
     # Before it is read, which knows nothing of the files above it: a circle ends here.
-    if found.resolve() in (path.resolve(), *above) or len(above) >= MOST_EXTENDED:
+    if base.resolve() in (path.resolve(), *above) or len(above) >= MOST_EXTENDED:
         raise ProfileError(Problem(tree.where(('extends',)), *circle))
-    return ((str(path), text), *files_of(found, find, circle, (*above, path.resolve())))
+    return ((str(path), text), *files_of(base, find, circle, (*above, path.resolve())))
 
 
 # By their texts: a file that was edited is read again. A sweep over profiles checks all of them before it predicts.
@@ -272,9 +272,9 @@ def _whole(files: tuple[File, ...], crossing: tuple[bool, ...], root: Any) -> An
     wrong, names = unknown_links(base, root)
     if wrong:
         where = tree_of_file(path, text).where
-        known = f'links of {base["name"]}: {", ".join(names)}; or write a list of all'
+        choices = f'links of {base["name"]}: {", ".join(names)}; or write a list of all'
         raise ProfileError(
-            [Problem(('links', name), 'no such link', known).at(where(('links', name))) for name in wrong]
+            [Problem(('links', name), 'no such link', choices).at(where(('links', name))) for name in wrong]
         )
     return over_base(base, root, Path(path), crossing[0])
 
@@ -473,9 +473,9 @@ def _row(kind: str, places: list[int], words: list[str]) -> Row | str:
 
 def _cell(kind: str, column: str, word: str) -> str | float:
     if column in _WORDS:
-        known: Iterable[str] = _KNOWN.get(kind if column == 'operator' else column, ())
-        if known and word not in known:
-            raise ValueError(f'{column}: unknown value {word[:40]!r}; one of {", ".join(known)}')
+        words: Iterable[str] = _KNOWN.get(kind if column == 'operator' else column, ())
+        if words and word not in words:
+            raise ValueError(f'{column}: unknown value {word[:40]!r}; one of {", ".join(words)}')
         return word
     try:
         value = float(word)
@@ -569,9 +569,9 @@ def _renamed(tree: Tree) -> Tree:
     older = {key: key.removeprefix(OLDER_MODEL) for key in schedule if str(key).startswith(OLDER_MODEL)}
     if not older:
         return tree
-    kept = {key: value for key, value in schedule.items() if key not in older}
+    rest = {key: value for key, value in schedule.items() if key not in older}
     model = {**{name: schedule[key] for key, name in older.items()}, **(tree.root.get('model') or {})}
-    return Tree(root={**tree.root, 'schedule': kept, 'model': model}, origins=tree.origins, problems=tree.problems)
+    return Tree(root={**tree.root, 'schedule': rest, 'model': model}, origins=tree.origins, problems=tree.problems)
 
 
 def _joined_stack(base: Any, over: Any) -> Any:
@@ -599,14 +599,14 @@ def choices_in(words: str) -> str:
     Source: NVIDIA/Megatron-LM d98e8a64dd, transformer_config.py: cuda_graph_impl, cuda_graph_modules, and older words;
     moe_token_dispatcher_type and its backends.
     """
-    told = re.sub(r'[_ ]', '-', words.lower())
-    flex = ' flex' if re.search(r'dispatcher-type[-=:]*flex|deepep|hybrid-?ep', told) else ''
-    off = re.search(r'no-cuda-graph|cuda-graph(-impl)?[-=:]+(none|false|off|0)\b', told)
-    if off or 'cuda-graph' not in told:
+    text = re.sub(r'[_ ]', '-', words.lower())
+    flex = ' flex' if re.search(r'dispatcher-type[-=:]*flex|deepep|hybrid-?ep', text) else ''
+    off = re.search(r'no-cuda-graph|cuda-graph(-impl)?[-=:]+(none|false|off|0)\b', text)
+    if off or 'cuda-graph' not in text:
         return flex
-    if 'full-iteration' in told:
+    if 'full-iteration' in text:
         return f'{flex} full-iteration-graph'
-    return f'{flex} attention-graph' if re.search(r'\bmoe-(router|pre)|\battn', told) else f'{flex} layer-graph'
+    return f'{flex} attention-graph' if re.search(r'\bmoe-(router|pre)|\battn', text) else f'{flex} layer-graph'
 
 
 def stack_of(framework: str, hardware: str, year: int = 9999, flags: str | None = None) -> str:

@@ -59,11 +59,11 @@ def brief(prediction: Prediction, notes: Sequence[str] = ()) -> str:
     lines = [answer(prediction, exact=False), *otherwise, *interval_lines(prediction), '']
     every = [line for line in (keys.without_effect_line(prediction.without_effect),) if line]
     every = [*notes, *every, *prediction.notes, *(line for line in prediction.beside_stack if line not in otherwise)]
-    told = [why_in_words(prediction, baseline)] if baseline else []
+    tail = [why_in_words(prediction, baseline)] if baseline else []
     if every:
         more = f' ({len(every) - 1} more: --full)' if len(every) > 1 else ''
-        told.append(f'Note: {every[0]}{more}')
-    return render_parts([*lines, six(prediction), *(['', *told] if told else [])])
+        tail.append(f'Note: {every[0]}{more}')
+    return render_parts([*lines, six(prediction), *(['', *tail] if tail else [])])
 
 
 def six(prediction: Prediction) -> Table:
@@ -82,10 +82,10 @@ def six(prediction: Prediction) -> Table:
     rows.add_row('memory at the peak', *(units.format_size(short(side.memory.peak)) for side in sides))
     if any(side.memory.host for side in sides):
         rows.add_row('on the host', *(units.format_size(short(side.memory.host)) for side in sides))
-    known = [side.throughput.rate(side.step) for side in sides if side.throughput]
-    if len(known) == len(sides) and prediction.throughput:
+    rates = [side.throughput.rate(side.step) for side in sides if side.throughput]
+    if len(rates) == len(sides) and prediction.throughput:
         unit = f'{prediction.throughput.unit} a second'
-        rows.add_row(unit, *(units.format_count(short(rate)) for rate in known))
+        rows.add_row(unit, *(units.format_count(short(rate)) for rate in rates))
     return rows
 
 
@@ -196,16 +196,16 @@ def to_dict(prediction: Prediction) -> dict[str, Any]:
 
 def interval_lines(prediction: Prediction) -> Iterator[str]:
     """Where measured steps like this one lie, and whether the gain is larger than such predictions are known to."""
-    found = prediction.interval
+    band = prediction.interval
     if not prediction.stack:
         return
-    if found is None:
+    if band is None:
         yield 'No interval: no published step was scored.'
         return
-    low, high, lacking = short_time(found.low), short_time(found.high), found.spread.lacking
-    yield f'{interval.LEVEL * 100:.0f} % of such steps lie within {low} to {high}: {found.spread.words}.'
-    if lacking and not found.spread.anchored:
-        device, bound = found.spread.device, f'a step bound by the {found.spread.bound}'
+    low, high, lacking = short_time(band.low), short_time(band.high), band.spread.lacking
+    yield f'{interval.LEVEL * 100:.0f} % of such steps lie within {low} to {high}: {band.spread.words}.'
+    if lacking and not band.spread.anchored:
+        device, bound = band.spread.device, f'a step bound by the {band.spread.bound}'
         own = {'framework': prediction.stack, 'device': device, 'bound': bound}
         what = ', and none of '.join(own.get(name, f'{prediction.stack} on {device}') for name in lacking)
         yield f'No published step of {what} was scored, so this interval is by rule (docs/accuracy.md).'
@@ -257,14 +257,14 @@ def figures_of(sides: Sequence[Prediction]) -> Table:
 
 def _rates(sides: Sequence[Prediction]) -> Iterator[tuple[str, list[str]]]:
     """What engineers quote of a step; a baseline of another batch does other work in it."""
-    known = [(side.throughput, side.step) for side in sides if side.throughput]
-    if len(known) < len(sides):
+    pairs = [(side.throughput, side.step) for side in sides if side.throughput]
+    if len(pairs) < len(sides):
         return
-    unit = known[0][0].unit
-    yield f'{unit} a second', [units.format_count(each.rate(step)) for each, step in known]
-    shares = (each.mfu(step) for each, step in known)
+    unit = pairs[0][0].unit
+    yield f'{unit} a second', [units.format_count(each.rate(step)) for each, step in pairs]
+    shares = (each.mfu(step) for each, step in pairs)
     told = ('' if share is None else f' {share * 100:3.0f} %' for share in shares)
-    rates = (f'{each.flops(step) / 1e12:.4g}' for each, step in known)
+    rates = (f'{each.flops(step) / 1e12:.4g}' for each, step in pairs)
     yield 'model TFLOP/s a device, MFU', [rate + share for rate, share in zip(rates, told, strict=True)]
 
 
@@ -349,8 +349,8 @@ def pipeline_ranks(prediction: Prediction) -> list[dict[str, Any]]:
     return places
 
 
-def _interval(found: interval.Interval | None) -> dict[str, Any] | None:
-    return {'share': interval.LEVEL, 'low': found.low, 'high': found.high, **asdict(found.spread)} if found else None
+def _interval(band: interval.Interval | None) -> dict[str, Any] | None:
+    return {'share': interval.LEVEL, 'low': band.low, 'high': band.high, **asdict(band.spread)} if band else None
 
 
 def _answer(prediction: Prediction) -> dict[str, Any]:

@@ -62,13 +62,13 @@ def _profile(case: Case) -> dict[str, Any]:
     """Every number of profile and stack, and what its tables hold."""
     profile, named = case.cluster.profile, case.schedule.cluster
     tables = {kind: getattr(profile.tables, kind) for kind in profiles.COLUMNS}
-    told: dict[str, Any] = {'profile': case.schedule.cluster.profile}
-    told |= {key: figure.value for key, figure in figures_of(profile)}
+    numbers: dict[str, Any] = {'profile': case.schedule.cluster.profile}
+    numbers |= {key: figure.value for key, figure in figures_of(profile)}
     files = {kind: Path(table.file) for kind, table in tables.items() if table is not None}
-    told |= {f'tables.{kind}': sha256(file.read_bytes()).hexdigest()[:16] for kind, file in files.items()}
+    numbers |= {f'tables.{kind}': sha256(file.read_bytes()).hexdigest()[:16] for kind, file in files.items()}
     if named.has_stack:
-        told |= {'stack': named.stack} | _flat(dataclasses.asdict(profiles.load_stack(named.stack)), 'stack')
-    return told
+        numbers |= {'stack': named.stack} | _flat(dataclasses.asdict(profiles.load_stack(named.stack)), 'stack')
+    return numbers
 
 
 def _flat(value: Any, at: str = '') -> dict[str, Any]:
@@ -178,22 +178,22 @@ def _moved(old: dict[str, float], new: dict[str, float]) -> dict[str, tuple[floa
     return {name: pairs[name] for name in sorted(moved, key=lambda name: -abs(pairs[name][1] - pairs[name][0]))}
 
 
-def render_difference(found: Difference) -> str:
+def render_difference(change: Difference) -> str:
     """The screen: steps, what changed, figures, operators."""
-    old, new = found.steps
-    lines = [f'step: {units.format_time(old)} → {units.format_time(new)}, {change_in_words(old, new)}', _cause(found)]
-    for part in found.changed:
-        changes = found.changes[part]
+    old, new = change.steps
+    lines = [f'step: {units.format_time(old)} → {units.format_time(new)}, {change_in_words(old, new)}', _cause(change)]
+    for part in change.changed:
+        changes = change.changes[part]
         lines += ['', f'{part}: {len(changes)} changed']
-        lines += [f'  {one.key}: {_shown(one.old)} → {_shown(one.new)}' for one in changes[:_MOST]]
+        lines += [f'  {one.key}: {_text(one.old)} → {_text(one.new)}' for one in changes[:_MOST]]
         lines += [f'  and {len(changes) - _MOST} more: see --json'] if len(changes) > _MOST else []
     lines += ['', f'{"":<24}{"old":>12}{"new":>12}']
-    for name, (before, after) in found.figures.items():
-        label = f'{found.unit} a second' if name == 'rate' else _LABELS[name]
+    for name, (before, after) in change.figures.items():
+        label = f'{change.unit} a second' if name == 'rate' else _LABELS[name]
         lines.append(f'{label:<24}{_figure(name, before):>12}{_figure(name, after):>12}')
-    if found.operators:
+    if change.operators:
         lines += ['', f'{"busy in a step":<36}{"old":>12}{"new":>12}']
-        for name, pair in list(found.operators.items())[:8]:
+        for name, pair in list(change.operators.items())[:8]:
             lines.append(f'{name:<36}{units.format_time(pair[0]):>12}{units.format_time(pair[1]):>12}')
     return ''.join(f'{line.rstrip()}\n' for line in lines)
 
@@ -208,14 +208,14 @@ _LABELS: Final = {
 }
 
 
-def _cause(found: Difference) -> str:
+def _cause(change: Difference) -> str:
     """Which of the three the change comes from, as far as it can be told."""
-    program = 'the program is the same' if found.same_program else 'the program is another'
-    if not found.changed:
+    program = 'the program is the same' if change.same_program else 'the program is another'
+    if not change.changed:
         return f'nothing that they rest on changed; {program}'
-    if len(found.changed) == 1:
-        return f'all of it comes from {_NAMES[found.changed[0]]}: nothing else changed; {program}'
-    return f'{" and ".join(_NAMES[part] for part in found.changed)} changed; {program}'
+    if len(change.changed) == 1:
+        return f'all of it comes from {_NAMES[change.changed[0]]}: nothing else changed; {program}'
+    return f'{" and ".join(_NAMES[part] for part in change.changed)} changed; {program}'
 
 
 _NAMES: Final[dict[Part, str]] = {'simpar': 'simpar itself', 'profile': 'the profile', 'schedule': 'the schedule'}
@@ -229,14 +229,14 @@ def _figure(name: str, value: float | None) -> str:
     return f'{value:.4g}' if name == 'rate' else units.format_time(value)
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if value is None:
         return '-'
     text = f'{value:.6g}' if isinstance(value, float) else str(value)
     return text if len(text) <= 60 else f'{text[:57]}...'
 
 
-def difference_to_dict(found: Difference) -> dict[str, Any]:
+def difference_to_dict(change: Difference) -> dict[str, Any]:
     """The difference as one object; pairs are [old, new]."""
-    told = dataclasses.asdict(found)
-    return {'format': FORMAT, 'figures': told.pop('figures'), 'changed': list(found.changed), **told}
+    told = dataclasses.asdict(change)
+    return {'format': FORMAT, 'figures': told.pop('figures'), 'changed': list(change.changed), **told}

@@ -31,26 +31,26 @@ class Session:
 
     def once(self, function: Callable[..., Made], **arguments: object) -> Made:
         """What a function gives for arguments, or gave before for equal ones; nobody may change it."""
-        return self._found(function, arguments, None)
+        return self._result_of(function, arguments, None)
 
     def of_plan(self, function: Callable[..., Made], plan: Plan, **arguments: object) -> Made:
         """The same of a function that also takes a ``plan``: it gave this for a plan that is equal as far as it looked.
 
         Which keys of a plan it reads is noted while it runs, so that no list of them can be wrong.
         """
-        return self._found(function, arguments, plan)
+        return self._result_of(function, arguments, plan)
 
-    def _found(self, function: Callable[..., Made], arguments: dict[str, object], plan: Plan | None) -> Made:
+    def _result_of(self, function: Callable[..., Made], arguments: dict[str, object], plan: Plan | None) -> Made:
         # A new list each time, so that threads never see one that is half changed.
         results = self._results.get(function, [])
         equal = (one for one in reversed(results) if one.arguments == arguments and _is_equal(plan, one.read))
-        known = next(equal, None)
-        if known is None:
+        entry = next(equal, None)
+        if entry is None:
             noted = _Noted(plan)
-            given = {} if plan is None else {'plan': cast('Plan', noted)}
-            known = _Result(arguments, vars(noted)['_read'], function(**given, **arguments))
-        self._results[function] = [*(one for one in results if one is not known), known][-self._most :]
-        return cast('Made', known.made)
+            plan_argument = {} if plan is None else {'plan': cast('Plan', noted)}
+            entry = _Result(arguments, vars(noted)['_read'], function(**plan_argument, **arguments))
+        self._results[function] = [*(one for one in results if one is not entry), entry][-self._most :]
+        return cast('Made', entry.made)
 
 
 def _is_equal(plan: Plan | None, read: dict[str, object]) -> bool:

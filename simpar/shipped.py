@@ -69,13 +69,13 @@ def examples() -> list[Example]:
 
 def example(name: str) -> Example:
     """One by its name, with or without ``.yaml``; raises ``ScheduleError`` that names the nearest."""
-    known = {one.name: one for one in examples()}
+    by_name = {one.name: one for one in examples()}
     wanted = name.removesuffix('.yaml')
-    if wanted not in known:
-        near = difflib.get_close_matches(wanted, known, 1)
+    if wanted not in by_name:
+        near = difflib.get_close_matches(wanted, by_name, 1)
         hint = f'did you mean {near[0]}?' if near else 'write one of those that `simpar examples` lists'
         raise refusal('simpar examples', f'no example of this name (got {name})', hint)
-    return known[wanted]
+    return by_name[wanted]
 
 
 def copy_examples(wanted: list[Example], folder: Path, more: list[Path] | None = None) -> list[Path]:

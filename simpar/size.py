@@ -151,26 +151,26 @@ def estimate(schedule: Schedule, ranks: int, build: Build) -> Size:
 def _extrapolated(schedule: Schedule, build: Build) -> Counts:
     plan, pipeline = schedule.plan, _stages(schedule)
     # An order from a file says how many micro-batches there are.
-    given = bool(plan.rows) or plan.order.endswith('.csv')
+    is_fixed = bool(plan.rows) or plan.order.endswith('.csv')
     few = 2 * pipeline
     # Two points of a line must lie below what it tells.
-    if given or 2 * few >= plan.micro_batches:
+    if is_fixed or 2 * few >= plan.micro_batches:
         few = plan.micro_batches
-    found = _counts(build(_small(schedule, few, pipeline)))
+    counts = _counts(build(_small(schedule, few, pipeline)))
     if few < plan.micro_batches:
         # A line, as a step has updates once; op classes and entries do not grow with micro-batches.
-        more = _counts(build(_small(schedule, 2 * few, pipeline))) - found
-        found = found + more * (plan.micro_batches / few - 1)
+        more = _counts(build(_small(schedule, 2 * few, pipeline))) - counts
+        counts = counts + more * (plan.micro_batches / few - 1)
     # Equal stages have equally many slots; each op class knows the groups of all stages.
     stages = plan.pipeline / pipeline
-    return np.asarray(found * np.array([stages, stages**2, stages]))
+    return np.asarray(counts * np.array([stages, stages**2, stages]))
 
 
 def _stages(schedule: Schedule) -> int:
     """Pipeline ranks to lower with: fewer where stages are alike and layers, devices and nodes divide."""
     plan, model, cluster = schedule.plan, schedule.workload.model, schedule.cluster
-    given = plan.rows or plan.order.endswith('.csv') or (plan.stages and plan.stages != 'balanced')
-    if plan.pipeline <= MOST_STAGES or given or not isinstance(model, Transformer):
+    is_fixed = plan.rows or plan.order.endswith('.csv') or (plan.stages and plan.stages != 'balanced')
+    if plan.pipeline <= MOST_STAGES or is_fixed or not isinstance(model, Transformer):
         return plan.pipeline
     for stages in range(MOST_STAGES, plan.pipeline):
         whole = all(count * stages % plan.pipeline == 0 for count in (model.layers, cluster.nodes))

@@ -106,13 +106,13 @@ def throughput(program: Program, graph: Graph, profile: Profile, *, batch: int, 
 
 
 def _checkpoint(program: Program) -> int:
-    found = 0
+    total = 0
     for tensor in program.tensors:
         if tensor.kind in ('parameter', 'state'):
             # A packed tensor is a rank's part of its members: they have the shapes over all ranks.
             whole = [program.tensor[name] for name in tensor.members] or [tensor]
-            found += sum(prod(one.shape) for one in whole) * BYTES[tensor.dtype]
-    return found
+            total += sum(prod(one.shape) for one in whole) * BYTES[tensor.dtype]
+    return total
 
 
 def flops_of_model(graph: Graph, precision: Dtype) -> tuple[float, float]:
@@ -271,21 +271,21 @@ def training_run(budget: Budget, throughput: Throughput, step: float) -> Run:
 
 def parse_budget(texts: Sequence[str]) -> Budget:
     """Read ``--train KEY=VALUE``; raises ``ValueError`` saying what to write."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for text in texts:
         key, equals, value = text.partition('=')
         if not equals or key not in {field.name for field in fields(Budget)}:
             raise ValueError(f'{text!r} is not KEY=VALUE of {KEYS}; write e.g. tokens=15T')
-        if key in found:
+        if key in numbers:
             raise ValueError(f'{key} is given twice')
-        found[key] = _value(key, value)
-    if 'tokens' not in found:
+        numbers[key] = _value(key, value)
+    if 'tokens' not in numbers:
         raise ValueError('--train needs tokens; write e.g. --train tokens=15T')
-    if {'checkpoint_time', 'checkpoint_link'} <= found.keys():
+    if {'checkpoint_time', 'checkpoint_link'} <= numbers.keys():
         raise ValueError(
             'checkpoint_link gives the time of a checkpoint, as checkpoint_time does; leave out one of them'
         )
-    return Budget(**found)
+    return Budget(**numbers)
 
 
 def _value(key: str, text: str) -> float:

@@ -179,8 +179,8 @@ def _written(saved: SavedTrace) -> dict[str, Any]:
     }
     if saved.basis is not None:
         content['basis'] = {'program': format_program(saved.basis.program), 'costs': costs_to_dict(saved.basis.costs)}
-    told = {'answer': saved.answer, 'net': saved.net, 'name': saved.name, 'samples': saved.samples}
-    content |= {key: value for key, value in told.items() if value}
+    extra = {'answer': saved.answer, 'net': saved.net, 'name': saved.name, 'samples': saved.samples}
+    content |= {key: value for key, value in extra.items() if value}
     if saved.baseline is not None:
         content['baseline'] = _written(saved.baseline)
     return content

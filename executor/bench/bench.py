@@ -37,8 +37,8 @@ def progress() -> Iterator[rounds.Reporter]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn('{task.description}'), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as shown:
-        yield rounds.Reporter(shown)
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        yield rounds.Reporter(bar)
 
 
 # The programs of a schedule file whose exact ops are measured: its own, its baseline's, and those of other copies.
@@ -157,8 +157,8 @@ def measure(
     reporter.part('both at once', 2 * len(crossed) * sizes.rounds)
     beside = rounds.measure_overlap(timer, crossed, sizes.rounds, reporter.turn, talk)
     reporter.part('sends, exchanges and several streams', sizes.orders)
-    found = _kinds(ranks, net, sizes, sizes.message_seconds, besides=items.RINGS, per_host=per_host)
-    others = kinds.Messages(timer, found, None, seed)
+    message_kinds = _kinds(ranks, net, sizes, sizes.message_seconds, besides=items.RINGS, per_host=per_host)
+    others = kinds.Messages(timer, message_kinds, None, seed)
     notes = [*kinds.repeat(others, sizes.orders, reporter.turn), *timer.notes]
     tables = rounds.table_rows([*computing, *talking], [*kernels, *messages])
     tables['collective'] += kinds.rows(others)
@@ -189,8 +189,8 @@ def bench_messages(
     """
     hardware = given_cluster(ranks, net)
     with _timer(ranks, net, Request(), journal) as timer:
-        found = _kinds(ranks, net, sizes, LONG * sizes.message_seconds)
-        messages = kinds.Messages(timer, found, lambda program: price(program, hardware), seed)
+        message_kinds = _kinds(ranks, net, sizes, LONG * sizes.message_seconds)
+        messages = kinds.Messages(timer, message_kinds, lambda program: price(program, hardware), seed)
         reporter.part(f'communication: {sum(map(len, messages.found))} messages', sizes.orders)
         notes = [*kinds.repeat(messages, sizes.orders, reporter.turn), *timer.notes, *_shared(ranks)]
     return {
@@ -207,9 +207,9 @@ def calibrated(record: Record, folder: Path) -> tuple[calibrate.Calibration, Clu
     """What a record becomes, written and read as a user's would be; the folder is made, and keeps its tables."""
     folder.mkdir()
     (folder / 'record.json').write_text(json.dumps(record), encoding='utf-8')
-    found = calibrate.calibrate(calibrate.load_record(folder / 'record.json'))
-    calibrate.write_profile(folder / 'calibrated.yaml', found)
-    return found, profiles.cluster(profiles.load_profile(folder / 'calibrated.yaml'))
+    calibration = calibrate.calibrate(calibrate.load_record(folder / 'record.json'))
+    calibrate.write_profile(folder / 'calibrated.yaml', calibration)
+    return calibration, profiles.cluster(profiles.load_profile(folder / 'calibrated.yaml'))
 
 
 def given_cluster(ranks: int, net: Net) -> Cluster:
@@ -226,9 +226,9 @@ def _kinds(
 
     Arguments: ``besides``, kinds that are not needed of neighbours.
     """
-    found = kinds.kinds(ranks, sizes.messages[::2], net, seconds, per_host)
-    longest = max(size for kind in found for size in kind.sizes)
-    wanted = [kind for kind in found if kind.operator not in besides or kind.stride > 1]
+    message_kinds = kinds.kinds(ranks, sizes.messages[::2], net, seconds, per_host)
+    longest = max(size for kind in message_kinds for size in kind.sizes)
+    wanted = [kind for kind in message_kinds if kind.operator not in besides or kind.stride > 1]
     across = kinds.crossing(ranks, longest, per_host) if 1 < (per_host or ranks) < ranks else []
     return [*wanted, *kinds.at_once(ranks, longest // AT_ONCE, per_host), *across]
 
@@ -251,22 +251,22 @@ def _steps(
 
 def _exact(programs: Sequence[Program], ranks: int) -> list[items.Item]:
     """The compute ops of programs; a weight's gradient is also added to as often as a program does."""
-    found: list[items.Item] = []
+    exact_items: list[items.Item] = []
     for index, program in enumerate(programs):
         times = program.copies * program.micro_batches
         for item in items.program_items(program, ranks, f'job{index}'):
-            found.append(item)
+            exact_items.append(item)
             # The first micro-batch creates a gradient, the others add to it, which reads one more tensor. ``weight``
             # mixes both times.
             if times > 1 and item.ops[-1].accumulates:
-                found.append(replace(items.twice(item), weight=times - 1))
-    return found
+                exact_items.append(replace(items.twice(item), weight=times - 1))
+    return exact_items
 
 
 def _notes(ranks: int, kernels: Sequence[rounds.Samples], cores: int) -> list[str]:
     """What a reader of the record must know."""
     notes = _shared(ranks, cores)
-    contended = 1 - sum(float(found.quiet.sum()) for found in kernels) / sum(len(found.wall) for found in kernels)
+    contended = 1 - sum(float(kernel.quiet.sum()) for kernel in kernels) / sum(len(kernel.wall) for kernel in kernels)
     if contended > CONTENDED:
         notes.append(f'others took the processor in {contended:.0%} of the trials of kernels')
     return notes
@@ -383,8 +383,8 @@ def _write(options: argparse.Namespace, record: Record, journal: Journal) -> Non
         files.write_atomically(options.output, text)
     if options.profile:
         # Beside the runs, so that a record that makes no profile is not lost.
-        kept = journal.folder / 'record.json'
-        files.write_atomically(kept, text)
-        for path in calibrate.write_profile(options.profile, calibrate.calibrate(calibrate.load_record(kept))):
+        record_path = journal.folder / 'record.json'
+        files.write_atomically(record_path, text)
+        for path in calibrate.write_profile(options.profile, calibrate.calibrate(calibrate.load_record(record_path))):
             print(f'wrote {path}')
     journal.remove()

@@ -309,20 +309,20 @@ def _plain(program: Program, op: OpClass) -> tuple[Program, OpClass]:
 
 def _operands(program: Program, op: OpClass) -> list[Tensor]:
     """What an op reads, in the order that it reads it; updates have tensors of their own, for they change them."""
-    found = []
+    operands = []
     for place, name in enumerate(op.reads):
         tensor = program.tensor[name]
         shape = program.local_shape(tensor)
         made = operand(shape, place, _initial(tensor, op.operator), tensor.dtype)
         # An update changes its operands. Were they shared, the next item would meet numbers that no longer are usual.
-        found.append(replace(made, name=f'{op.name}.{made.name}') if op.phase == 'U' else made)
-    return found
+        operands.append(replace(made, name=f'{op.name}.{made.name}') if op.phase == 'U' else made)
+    return operands
 
 
 def _initial(tensor: Tensor, operator: str) -> str:
     if not tensor.dtype.startswith('int'):
-        given = tensor.kind in ('parameter', 'state')
-        return tensor.initial if given else 'ones' if operator in LOGARITHMS else DRAWN
+        is_state = tensor.kind in ('parameter', 'state')
+        return tensor.initial if is_state else 'ones' if operator in LOGARITHMS else DRAWN
     # Any tokens do: whether ranks hold them in another order or further on changes no time.
     drawn = tensor.initial.partition('@')[0].partition(AHEAD)[0]
     return drawn if drawn.startswith(('tokens:', 'classes:')) else 'classes:2'
@@ -392,14 +392,14 @@ def attention(head_dim: int, sequence: int, pairs: int, phase: Phase) -> Item:
 
 def operators(sizes: Sizes, world: int) -> list[Item]:
     """All operators but products and attention, in every phase, as they stand in lowered programs."""
-    found: list[Item] = []
+    candidates: list[Item] = []
     for index, probe in enumerate(sizes.probes):
         for program in _programs(probe, world):
-            found += program_items(program, world, f'probe{index}.{len(found)}')
+            candidates += program_items(program, world, f'probe{index}.{len(candidates)}')
     return unique(
         # Products and attention are priced from their grids; measured here too, they would be counted twice.
         item
-        for item in found
+        for item in candidates
         if item.ops[-1].operator not in PRICED_BY_GRIDS and item.ops[-1].bytes <= sizes.moved
     )
 
@@ -428,12 +428,12 @@ def program_items(program: Program, world: int, prefix: str) -> list[Item]:
 
     Arguments: ``prefix`` of their names, different for each program.
     """
-    found = []
+    items = []
     for op in program.op_classes:
         alone = isolate(program, replace(op, name=f'{prefix}.{op.name}'), world) if op.kind == 'compute' else None
         if alone is not None:
-            found.append(_item(*alone))
-    return unique(found)
+            items.append(_item(*alone))
+    return unique(items)
 
 
 def unique(items: Iterable[Item]) -> list[Item]:
@@ -563,13 +563,13 @@ def collective(operator: str, members: int, size: int, hosts: int = 1) -> Item:
 
 def program_messages(program: Program, world: int, prefix: str, per_host: int = 0) -> list[Item]:
     """The distinct collectives of a program, alone, as far as this world has groups of their size."""
-    found = []
+    messages = []
     for op in program.op_classes:
         alone = isolate(program, replace(op, name=f'{prefix}.{op.name}'), world) if op.kind == 'collective' else None
         size = program.partitions[op.partition].size if alone else 0
         if alone is not None and size in group_sizes(world, per_host):
-            found.append(_collective_item(alone[0], size, alone[1], hosts_of(size, per_host)))
-    return unique(found)
+            messages.append(_collective_item(alone[0], size, alone[1], hosts_of(size, per_host)))
+    return unique(messages)
 
 
 def _collective_item(op: OpClass, members: int, tensors: tuple[Tensor, ...], hosts: int) -> Item:

@@ -71,16 +71,16 @@ def kinds(world: int, sizes: Iterable[int], net: Net, seconds: float, per_host: 
     # The largest that may be: beyond it the rate of its neighbours counts, and a burst that a shaped link lets through
     # at once would seem part of that rate.
     fitting += [int(largest)] if net.shaped and largest > fitting[-1] else []
-    found = []
+    all_kinds = []
     for operator in KINDS:
         for ranks in (2,) if operator == 'send' else group_sizes(world, per_host):
             hosts = 2 if operator == 'send' and per_host == 1 else hosts_of(ranks, per_host)
-            found.append(Kind(operator, ranks, _wanted(operator, ranks, fitting), hosts=hosts))
+            all_kinds.append(Kind(operator, ranks, _wanted(operator, ranks, fitting), hosts=hosts))
         hosts = world // per_host if per_host > 1 else 1
         for ranks in (hosts,) * (hosts > 1) if operator == 'send' else group_sizes(hosts):
             wanted = _wanted(operator, ranks, fitting)
-            found.append(Kind(operator, ranks, wanted, hosts=ranks, stride=per_host, crowded=False))
-    return found
+            all_kinds.append(Kind(operator, ranks, wanted, hosts=ranks, stride=per_host, crowded=False))
+    return all_kinds
 
 
 def _wanted(operator: str, ranks: int, fitting: Sequence[int]) -> tuple[int, ...]:
@@ -196,14 +196,14 @@ class Messages:
         """What took in its later repeats another time than in its earlier ones, by more than a share."""
         return [
             (kind, size)
-            for kind, found in zip(self.kinds, self.found, strict=True)
-            for size, one in found.items()
+            for kind, timings in zip(self.kinds, self.found, strict=True)
+            for size, one in timings.items()
             if halves_differ(one.wall) > most
         ]
 
     def drift(self) -> float:
         """By how much all messages together differ between repeats, weighted by their seconds."""
-        lows = [(low(one.wall), halves_differ(one.wall)) for found in self.found for one in found.values()]
+        lows = [(low(one.wall), halves_differ(one.wall)) for timings in self.found for one in timings.values()]
         return sum(seconds * differ for seconds, differ in lows) / sum(seconds for seconds, _ in lows)
 
 
@@ -251,8 +251,8 @@ def together(run: Timed, warm_up: int) -> list[float]:
     times = [trace.times_of(rank) for rank in range(trace.program.world)]
     start = np.min([one.start_KS[warm_up:, slots] for one in times], axis=(0, 2))
     end = np.max([one.end_KS[warm_up:, slots] for one in times], axis=(0, 2))
-    found: list[float] = (end - start).tolist()
-    return found
+    seconds: list[float] = (end - start).tolist()
+    return seconds
 
 
 def rows(messages: Messages) -> list[dict[str, Any]]:
@@ -270,21 +270,21 @@ def rows(messages: Messages) -> list[dict[str, Any]]:
             # A clock of CPU time has ticks; nothing at all would not be a figure.
             'cpu': figures(np.maximum(one.cpu, 1e-9)),
         }
-        for kind, found in zip(messages.kinds, messages.found, strict=True)
+        for kind, timings in zip(messages.kinds, messages.found, strict=True)
         # All groups across hosts at once have rows of their own.
         if kind.streams == 1 and (kind.stride == 1 or not kind.crowded)
-        for size, one in found.items()
+        for size, one in timings.items()
     ]
 
 
 def crossing_rows(messages: Messages) -> list[dict[str, Any]]:
     """Two rows: seconds of an all-reduce of one rank of each host, alone and while all other ranks do the same."""
-    found = []
+    crossings = []
     for kind, times in zip(messages.kinds[-2:], messages.found[-2:], strict=True):
         groups, size = len(kind.talking(messages.world)), kind.sizes[0]
         seconds = figures(np.array(times[size].wall))
-        found.append({'groups': groups, 'ranks': kind.ranks, 'bytes': size, 'seconds': seconds})
-    return found
+        crossings.append({'groups': groups, 'ranks': kind.ranks, 'bytes': size, 'seconds': seconds})
+    return crossings
 
 
 def stream_rows(messages: Messages) -> list[dict[str, Any]]:
@@ -294,9 +294,9 @@ def stream_rows(messages: Messages) -> list[dict[str, Any]]:
             'streams': kind.streams,
             'ranks': kind.ranks,
             'bytes': sum(kind.sizes),
-            'seconds': figures(np.array(found[kind.sizes[0]].wall)),
+            'seconds': figures(np.array(timings[kind.sizes[0]].wall)),
         }
-        for kind, found in zip(messages.kinds, messages.found, strict=True)
+        for kind, timings in zip(messages.kinds, messages.found, strict=True)
         if kind.streams > 1
     ]
 

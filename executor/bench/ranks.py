@@ -146,8 +146,8 @@ class LaunchedPool(external.External):
     def _unlike(self, machine: str) -> tuple[str, ...]:
         """A note where ranks are on machines of several kinds, whose times a row mixes."""
         self._base.set(f'simpar/machine/{self._rank}', machine)
-        found = dict.fromkeys(self._base.get(f'simpar/machine/{rank}').decode() for rank in range(self.world))
-        return (f'hosts are unlike, and rows mix them: {"; ".join(found)}',) if len(found) > 1 else ()
+        machines = dict.fromkeys(self._base.get(f'simpar/machine/{rank}').decode() for rank in range(self.world))
+        return (f'hosts are unlike, and rows mix them: {"; ".join(machines)}',) if len(machines) > 1 else ()
 
     def __enter__(self) -> LaunchedPool:
         again = replace(self._meeting, served=True)
@@ -276,7 +276,7 @@ class Journal:
             raise refusal(folder, what, 'name a folder by --journal DIR') from error
         except (ValueError, TypeError, RecursionError) as error:
             raise refusal(head, 'is no head of a journal', 'delete the folder') from error
-        self.kept = _kept(folder)
+        self.kept = _run_count(folder)
         """Runs that are there already."""
 
     def over(self, timer: Timer) -> Journal:
@@ -296,10 +296,10 @@ class Journal:
         path = _path(self.folder, self._next)
         what = f'{program.hash} {steps} {issue}'
         if self._next < self.kept:
-            found = _read(path, program, what)
-            if found is not None:
+            past_run = _read(path, program, what)
+            if past_run is not None:
                 self._next += 1
-                return found
+                return past_run
             # Times before it decided otherwise this time, or the file is not whole: from here on all is measured anew.
             self.kept = self._next
         assert self._timer is not None
@@ -314,14 +314,14 @@ class Journal:
 
     def leave(self) -> None:
         """The bench broke: keep what there is; of nothing at all, nothing stays."""
-        if not _kept(self.folder):
+        if not _run_count(self.folder):
             self.remove()
 
 
-def _require_same(folder: Path, found: Mapping[str, str], of: Mapping[str, str]) -> None:
-    topics = [topic for topic in {**found, **of} if found.get(topic) != of.get(topic)]
+def _require_same(folder: Path, journal: Mapping[str, str], of: Mapping[str, str]) -> None:
+    topics = [topic for topic in {**journal, **of} if journal.get(topic) != of.get(topic)]
     if topics:
-        apart = ', '.join(f'{topic} ({found.get(topic, "none")}, now {of.get(topic, "none")})' for topic in topics)
+        apart = ', '.join(f'{topic} ({journal.get(topic, "none")}, now {of.get(topic, "none")})' for topic in topics)
         what = f'holds the runs of another bench: {apart}'
         raise refusal(folder, what, 'delete the folder, or give the flags of then')
 
@@ -330,7 +330,7 @@ def _path(folder: Path, number: int) -> Path:
     return folder / f'{number:05}.npz'
 
 
-def _kept(folder: Path) -> int:
+def _run_count(folder: Path) -> int:
     number = 0
     while _path(folder, number).exists():
         number += 1
@@ -350,12 +350,12 @@ def _written(run: Timed, what: str) -> bytes:
 def _read(path: Path, program: Program, what: str) -> Timed | None:
     """A run; None where the file is not whole, or is of something else."""
     try:
-        with np.load(io.BytesIO(read_regular(path, MOST)), allow_pickle=False) as found:
-            if str(found['what']) != what:
+        with np.load(io.BytesIO(read_regular(path, MOST)), allow_pickle=False) as archive:
+            if str(archive['what']) != what:
                 return None
-            take: Callable[[str, int], Any] = lambda name, rank: found[f'{name}{rank}']  # noqa: E731
+            take: Callable[[str, int], Any] = lambda name, rank: archive[f'{name}{rank}']  # noqa: E731
             outcomes = [Outcome(take('arrive', rank), take('end', rank)) for rank in range(program.world)]
-            return Timed(state.assemble_run(program, outcomes, 'real').trace, found['thread'], found['process'])
+            return Timed(state.assemble_run(program, outcomes, 'real').trace, archive['thread'], archive['process'])
     # Numpy reads the head of an array as Python: what is not whole fails in any way.
     except Exception:
         return None

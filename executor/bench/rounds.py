@@ -77,7 +77,7 @@ def sample(pool: Timer, items: Sequence[bench.Item], sizes: bench.Sizes, seed: i
 
     Arguments: ``said``, called after each order.
     """
-    shuffled, found = random.Random(seed), defaultdict[str, list[tuple[Times, Times]]](list)
+    shuffled, pairs = random.Random(seed), defaultdict[str, list[tuple[Times, Times]]](list)
     for _ in range(sizes.orders):
         # A new order each time: what ran before an op leaves caches in another state, and drift must not favour one
         # item.
@@ -85,9 +85,9 @@ def sample(pool: Timer, items: Sequence[bench.Item], sizes: bench.Sizes, seed: i
         shuffled.shuffle(order)
         run = pool.timed(bench.program_of(order, pool.world), WARM_UP + sizes.trials)
         for name, wall, cpu in seconds_by_op(run):
-            found[name].append((wall, cpu))
+            pairs[name].append((wall, cpu))
         said()
-    walls, cpus = ([np.concatenate([pair[which] for pair in found[item.name]]) for item in items] for which in (0, 1))
+    walls, cpus = ([np.concatenate([pair[which] for pair in pairs[item.name]]) for item in items] for which in (0, 1))
     # Repeats are [orders, ranks, steps], one behind the other.
     by_step = [wall.reshape(sizes.orders, -1, sizes.trials).mean(1).ravel() for wall in walls]
     first = quickest(np.sum(by_step, axis=0))
@@ -167,14 +167,14 @@ def measure_overlap(
         said: called ``2 × rounds`` times for each operator.
         programs: whose ops kernels are, if any are long enough.
     """
-    found: list[Stretch] = []
+    stretches: list[Stretch] = []
     kinds: tuple[Kernels, ...] = ('matrix', 'memory')
     for operator, sizes in messages.items():
         talking = [bench.collective(operator, pool.world, size) for size in sizes]
         for what in kinds:
             pair = _Pair(pool, busiest(what, programs, pool.world) or kernels(what), talking)
-            found += pair.measure(what, operator, rounds, said)
-    return found
+            stretches += pair.measure(what, operator, rounds, said)
+    return stretches
 
 
 def messages_beside(sizes: bench.Sizes, largest: float, programs: Sequence[Program]) -> dict[str, list[int]]:
@@ -190,10 +190,10 @@ def messages_beside(sizes: bench.Sizes, largest: float, programs: Sequence[Progr
                 operator = 'send_recv' if op.kind == 'send' else op.operator
                 sent[operator, int(op.bytes)] += times * int(op.bytes)
     size = int(min(max(largest, SMALLEST), LARGEST))
-    found = {} if sent else {operator: [size, size // 4] for operator in sizes.beside}
+    messages = {} if sent else {operator: [size, size // 4] for operator in sizes.beside}
     for (operator, size), _ in sent.most_common(USUAL):
-        found.setdefault(operator, []).append(size)
-    return found
+        messages.setdefault(operator, []).append(size)
+    return messages
 
 
 def _often(program: Program) -> Iterator[tuple[OpClass, int]]:
@@ -371,24 +371,24 @@ FAMILIES: Final = {'x86_64': 'x86', 'amd64': 'x86', 'aarch64': 'ARM', 'arm64': '
 def table_rows(items: Sequence[bench.Item], samples: Sequence[Samples]) -> dict[str, list[dict[str, Any]]]:
     """Rows of every table, in the order of the items."""
     tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
-    for item, found in zip(items, samples, strict=True):
+    for item, repeats in zip(items, samples, strict=True):
         computes = item.ops[-1].kind == 'compute'
         # Messages wait for other ranks, so wall time beyond CPU time is no sign of a disturbance there.
-        kept = found.kept if computes else found
+        quiet_repeats = repeats.kept if computes else repeats
         row: dict[str, Any] = {**item.key, 'weight': item.weight}
         # Wall time of all repeats, CPU time of quiet ones: their distance tells a reader how busy the machine was.
         # Of messages a step has many, one after the other: what they take in quick steps counts.
-        low = None if computes or not found.quick else found.quick
-        row |= {'wall': state.figures(found.wall, low), 'cpu': state.figures(kept.cpu)}
+        low = None if computes or not repeats.quick else repeats.quick
+        row |= {'wall': state.figures(repeats.wall, low), 'cpu': state.figures(quiet_repeats.cpu)}
         if computes:
-            row['quiet'] = round(float(found.quiet.mean()), 3)
+            row['quiet'] = round(float(repeats.quiet.mean()), 3)
         tables[item.table].append(row)
     return tables
 
 
-def overlap_rows(found: Sequence[Stretch]) -> list[dict[str, Any]]:
+def overlap_rows(stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
     """One row for everything that was measured beside something else; ``factor`` of its time alone."""
-    return [{'what': one.what, 'beside': one.beside, 'factor': state.figures(one.factor)} for one in found]
+    return [{'what': one.what, 'beside': one.beside, 'factor': state.figures(one.factor)} for one in stretches]
 
 
 def environment(ranks: int, net: str, on: bench.On = bench.CPU, per_host: int = 0) -> dict[str, Any]:
@@ -573,10 +573,10 @@ class AlonePool(Pool):
 
     def ran(self, program: Program, steps: int) -> list[state.Outcome]:
         """Run so many steps; what each rank saw."""
-        found: list[state.Outcome] = []
-        asked = state.Request(steps=steps, favour=self._favour, clocks=True)
-        self.perform(program, asked, lambda _, outcomes: found.extend(outcomes))
-        return found
+        by_rank: list[state.Outcome] = []
+        request = state.Request(steps=steps, favour=self._favour, clocks=True)
+        self.perform(program, request, lambda _, outcomes: by_rank.extend(outcomes))
+        return by_rank
 
     def _machines(self, rank: int) -> Machines:
         mine = {digest: seconds[rank].tolist() for digest, seconds in self._pauses.items() if rank < len(seconds)}
@@ -619,12 +619,12 @@ class InOrder:
         priced = [at for at, slot in enumerate(order) if ops[slot].operator not in NO_WORK]
         if not priced:
             return
-        found = self._steps.setdefault((program.hash, one), _Steps([ops[order[at]].name for at in priced]))
+        steps = self._steps.setdefault((program.hash, one), _Steps([ops[order[at]].name for at in priced]))
         # Of the whole process, from the end of one op to that of the next.
         cpu = np.diff(ran.cpu[3][:, order].ravel(), prepend=0.0).reshape(len(ran.end_KS), -1)
-        for seconds, kept in ((own_seconds(role, order, ran), found.wall), (cpu, found.cpu)):
+        for seconds, series in ((own_seconds(role, order, ran), steps.wall), (cpu, steps.cpu)):
             # What takes no time by price, as a view, counts with the op behind it.
-            kept.extend(_behind(seconds, priced)[WARM_UP:])
+            series.extend(_behind(seconds, priced)[WARM_UP:])
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         """Rows of the record's tables, a row for each op class; it weighs as much as there are ops of it."""
@@ -640,7 +640,7 @@ class InOrder:
         return {one.hash: {op.name: row['wall']['low'] for op, row in self._rows_of(one)} for one in self._programs}
 
     def _rows_of(self, program: Program) -> Iterator[tuple[OpClass, dict[str, Any]]]:
-        mine = [found for (digest, _), found in self._steps.items() if digest == program.hash]
+        mine = [steps for (digest, _), steps in self._steps.items() if digest == program.hash]
         for op in program.op_classes:
             if row := _row(op.name, mine):
                 yield op, row
@@ -655,16 +655,16 @@ def _behind(seconds: Times, places: Sequence[int]) -> Times:
 def _row(name: str, ranks: Sequence[_Steps]) -> dict[str, Any]:
     """Figures of an op class over all ranks that have it; nothing where none has."""
     wall, cpu, low, count = [], [], [], 0
-    for found in ranks:
-        mine = [at for at, one in enumerate(found.names) if one == name]
+    for steps in ranks:
+        mine = [at for at, one in enumerate(steps.names) if one == name]
         if not mine:
             continue
-        times = np.array(found.wall)
+        times = np.array(steps.wall)
         count += len(mine)
         # The mean over quick steps, not an op's own quantile: of many ops some are always slow.
         low.append((len(mine), float(times[quickest(times.sum(1))][:, mine].mean())))
         wall.append(times[:, mine].mean(1))
-        cpu.append(np.array(found.cpu)[:, mine].mean(1))
+        cpu.append(np.array(steps.cpu)[:, mine].mean(1))
     if not count:
         return {}
     one = sum(weight * seconds for weight, seconds in low) / count
@@ -705,31 +705,31 @@ def own_seconds(role: Role, order: Sequence[int], ran: state.Outcome) -> Times:
 
 def _senders(role: Role, computing: Container[int]) -> Iterator[tuple[int, int, int]]:
     """Messages that are the first on their stream to wait for a compute op: the slot before, theirs, and this op's."""
-    taken = set()
+    producers = set()
     for slots in role.by_stream().rows():
         for before, slot in zip((*slots[-1:], *slots), slots, strict=False):
             mine = [need for need in role.needs()[slot] if need in computing]
-            if slot not in computing and mine and max(mine) not in taken:
-                taken.add(max(mine))
+            if slot not in computing and mine and max(mine) not in producers:
+                producers.add(max(mine))
                 yield before, slot, max(mine)
 
 
 def message_seconds(program: Program, costs: Costs) -> list[Times]:
     """For each rank the seconds of its slots that are messages, waits for peers included, by prediction; else 0."""
-    trace, found = simulate(program, costs), []
+    trace, seconds = simulate(program, costs), []
     for one in range(program.world):
         times, role = trace.times_of(one), program.role(one)
         computes = np.array([program.op(role, slot).kind == 'compute' for slot in range(len(role))])
         # The last step is a steady one.
-        found.append(np.where(computes, 0.0, (times.end_KS - times.arrive_KS)[-1]))
-    return found
+        seconds.append(np.where(computes, 0.0, (times.end_KS - times.arrive_KS)[-1]))
+    return seconds
 
 
 def put(tables: dict[str, list[dict[str, Any]]], rows: dict[str, list[dict[str, Any]]]) -> None:
     """Put rows of steps into the tables of a record, in place of rows of the same ops alone."""
-    for name, found in rows.items():
-        keys = {_columns(row) for row in found}
-        tables[name] = [*(row for row in tables[name] if _columns(row) not in keys), *found]
+    for name, new_rows in rows.items():
+        keys = {_columns(row) for row in new_rows}
+        tables[name] = [*(row for row in tables[name] if _columns(row) not in keys), *new_rows]
 
 
 def _columns(row: dict[str, Any]) -> tuple[tuple[str, int | str], ...]:

@@ -52,7 +52,7 @@ _BRACKET: Final = re.compile(r'\[([^\]]*)\]')
 
 def _hosts(nodes: str) -> Iterator[str]:
     """All hosts of a list, in its order."""
-    found = 0
+    count = 0
     for item in _ITEM.findall(nodes):
         parts = _BRACKET.split(item)
         # Text and what stands in brackets take turns.
@@ -60,8 +60,8 @@ def _hosts(nodes: str) -> Iterator[str]:
         # ``product`` reads its arguments to the end, so that large ranges are cut before.
         for words in product(*choices):
             yield ''.join(words)
-            found += 1
-            if found >= MOST:
+            count += 1
+            if count >= MOST:
                 return
 
 
@@ -147,10 +147,10 @@ def detect(variables: Mapping[str, str]) -> Launch | None:
     for launcher in (_torchrun, _msrun, _mpi, _slurm, _volcano, _indexed_job):
         if (launch := launcher(variables)) is not None:
             return _checked(launch)
-    found = [name for name in MARKS if name in variables]
-    if found:
+    names = [name for name in MARKS if name in variables]
+    if names:
         raise RunFailed(
-            f'{MARKS[found[0]]} seems to have started this process ({", ".join(found)} set), but rank and number of '
+            f'{MARKS[names[0]]} seems to have started this process ({", ".join(names)} set), but rank and number of '
             'ranks are not both told; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process, or give '
             '--nproc N to start all ranks from here'
         )
@@ -286,5 +286,5 @@ def _number(variables: Mapping[str, str], name: str) -> int:
     try:
         return int(variables[name])
     except (KeyError, ValueError):
-        found = f'is {variables[name]!r}' if name in variables else 'is missing'
-        raise RunFailed(f'the environment variable {name} {found}; it must be a whole number') from None
+        problem = f'is {variables[name]!r}' if name in variables else 'is missing'
+        raise RunFailed(f'the environment variable {name} {problem}; it must be a whole number') from None

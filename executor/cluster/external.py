@@ -407,8 +407,8 @@ class External:
 
     def _reported(self, topic: str, rank: int) -> list[Any]:
         key = f'simpar/{topic}/{rank}'
-        found: list[Any] = json.loads(self._store.get(key)) if self._store.check([key]) else []
-        return found
+        reports: list[Any] = json.loads(self._store.get(key)) if self._store.check([key]) else []
+        return reports
 
     def _hear(self, rank: int) -> float:
         """Take over what a rank said last; returns how many seconds ago that was, without end where it said nothing."""
@@ -431,6 +431,6 @@ def _packed(outcome: Outcome) -> bytes:
 
 def _unpacked(content: bytes) -> Outcome:
     # Only tensors and plain values: the store is open to the network, and pickles could run code.
-    found = torch.load(io.BytesIO(content), weights_only=True)
-    times = {name: found[name].numpy() for name in TIMES}
-    return Outcome(**{**found, **times, 'notes': tuple(found['notes'])})
+    entries = torch.load(io.BytesIO(content), weights_only=True)
+    times = {name: entries[name].numpy() for name in TIMES}
+    return Outcome(**{**entries, **times, 'notes': tuple(entries['notes'])})

@@ -78,7 +78,7 @@ def interface_to(addresses: list[str]) -> str:
 
     Arguments: ``addresses``, of the store's host first, then of ranks on other hosts.
     """
-    return next((name for found in _over_a_network(addresses) if (name := interface_of(found))), '')
+    return next((name for address in _over_a_network(addresses) if (name := interface_of(address))), '')
 
 
 def address_towards(addresses: list[str], interface: str = '') -> str:
@@ -91,9 +91,9 @@ def address_towards(addresses: list[str], interface: str = '') -> str:
 
 def _over_a_network(addresses: list[str]) -> Iterator[str]:
     for address in addresses:
-        found = local_address(address)
-        if found and not loopback(found):
-            yield found
+        local = local_address(address)
+        if local and not loopback(local):
+            yield local
 
 
 # The handshake of ranks that somebody else has started: before any collective, all must ask for the very same run.
@@ -131,9 +131,9 @@ class Card:
     @classmethod
     def read(cls, text: str) -> Card:
         """The card of a JSON text."""
-        asked, (host, pid), address, refusal, of_host, devices = json.loads(text)
-        found = Survey(**{**devices, 'free': tuple(devices['free'])})
-        return cls(asked, Process(host, pid), address, refusal, Host(*of_host), found)
+        topics, (host, pid), address, refusal, of_host, devices = json.loads(text)
+        device_survey = Survey(**{**devices, 'free': tuple(devices['free'])})
+        return cls(topics, Process(host, pid), address, refusal, Host(*of_host), device_survey)
 
 
 def asked(program: Program, request: Request, net: Net) -> dict[str, str]:
@@ -326,13 +326,13 @@ class Place:
 
 def places_of(cards: Sequence[Card], ranks: Sequence[Sequence[int]]) -> list[Place]:
     """The hosts of a run. Arguments: ``ranks`` that each card speaks for."""
-    found: dict[str, list[int]] = {}
+    by_host: dict[str, list[int]] = {}
     for index, card in enumerate(cards):
         # By kernel and space of process ids: names may repeat.
-        found.setdefault(card.process.host, []).append(index)
+        by_host.setdefault(card.process.host, []).append(index)
     return [
         Place(cards[of[0]].host, tuple(rank for index in of for rank in ranks[index]), tuple(of), cards[of[0]].devices)
-        for of in found.values()
+        for of in by_host.values()
     ]
 
 
@@ -392,21 +392,21 @@ def wrong_devices(places: Sequence[Place], needs: Sequence[int]) -> list[str]:
     # A library that some ranks cannot use would leave the others waiting.
     mixed = len({len(place.ranks) > place.devices.count for place in places if place.devices.count}) > 1
     for place in places:
-        found, ranks = place.devices, place.ranks
-        if found.lacking:
-            lines.append(f'{place}: {found.lacking}; install its driver and a torch for it, or leave the host out')
-        if not found.count:
+        devices, ranks = place.devices, place.ranks
+        if devices.lacking:
+            lines.append(f'{place}: {devices.lacking}; install its driver and a torch for it, or leave the host out')
+        if not devices.count:
             continue
-        if len(ranks) > found.count and (found.native or mixed):
+        if len(ranks) > devices.count and (devices.native or mixed):
             lines.append(
-                f'{place} has {found.count} of {found.kind} for {len(ranks)} ranks; give it as many, '
+                f'{place} has {devices.count} of {devices.kind} for {len(ranks)} ranks; give it as many, '
                 'or write --transport gloo'
             )
-        for index, free in enumerate(found.free):
-            need = sum(needs[rank] for rank in ranks[index :: found.count])
+        for index, free in enumerate(devices.free):
+            need = sum(needs[rank] for rank in ranks[index :: devices.count])
             if need > free:
                 lines.append(
-                    f'{place} needs about {format_size(need)} on {found.kind}:{index}, but {format_size(free)} are '
+                    f'{place} needs about {format_size(need)} on {devices.kind}:{index}, but {format_size(free)} are '
                     'free; end what else runs there, shard more, or start with --no-preflight'
                 )
     return lines
@@ -414,8 +414,8 @@ def wrong_devices(places: Sequence[Place], needs: Sequence[int]) -> list[str]:
 
 def shared(places: Sequence[Place]) -> tuple[str, ...]:
     """Notes: hosts whose ranks share devices, and drivers that differ."""
-    found = [f'{place} has {place.devices.count}' for place in places if 0 < place.devices.count < len(place.ranks)]
-    notes = [f'more ranks than devices: {"; ".join(found)}; messages go by gloo through the host'] if found else []
+    lines = [f'{place} has {place.devices.count}' for place in places if 0 < place.devices.count < len(place.ranks)]
+    notes = [f'more ranks than devices: {"; ".join(lines)}; messages go by gloo through the host'] if lines else []
     drivers = {place.devices.driver: place for place in places if place.devices.driver}
     if len(drivers) > 1:
         versions = ', '.join(f'{version} on {place}' for version, place in drivers.items())
@@ -425,8 +425,8 @@ def shared(places: Sequence[Place]) -> tuple[str, ...]:
 
 def crowded(places: Sequence[Place]) -> tuple[str, ...]:
     """A note for all hosts with more ranks than cores."""
-    found = [f'{place} has {place.host.cores} cores' for place in places if len(place.ranks) > place.host.cores]
-    return (f'more ranks than cores: {"; ".join(found)}; ranks take turns, and times mean little',) if found else ()
+    lines = [f'{place} has {place.host.cores} cores' for place in places if len(place.ranks) > place.host.cores]
+    return (f'more ranks than cores: {"; ".join(lines)}; ranks take turns, and times mean little',) if lines else ()
 
 
 def clocks_apart(places: Sequence[Place], moments: Mapping[int, float]) -> tuple[str, ...]:

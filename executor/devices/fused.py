@@ -39,9 +39,9 @@ def fused(operator: str, op: program.OpClass, tensor: torch.Tensor) -> str:
 @cache
 def dtypes(device: str) -> dict[str, frozenset[str]]:
     """Fused kernel of a kind of device → the dtypes that it computes in; its backward's are the same."""
-    found = {
+    kernels = {
         row['kernel']: frozenset(row['dtypes'].split())
         for row in files.read_csv(TABLE)
         if row['dtypes'] and device in row['devices'].split()
     }
-    return found | {f'{name}_backward': of for name, of in found.items()}
+    return kernels | {f'{name}_backward': of for name, of in kernels.items()}

@@ -54,15 +54,15 @@ class Dropped:
             return
         # In the second of two steps: positions of the first are those of the step before.
         row, shift = self.known[self.slots + slot], (step - 1) * self.slots
-        kept = []
+        rest = []
         for entry in waiting:
             stream, position, tensor = entry
             last = int(row[stream])
             if stream == owner or (last >= 0 and last + shift >= position):
                 yield tensor
             else:
-                kept.append(entry)
-        self._waiting[owner] = kept
+                rest.append(entry)
+        self._waiting[owner] = rest
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """All that wait."""
@@ -86,11 +86,11 @@ class DeviceMemory(real.Memory):
         """What tells whether two tensors share memory."""
         return int(tensor.untyped_storage()._cdata)
 
-    def __init__(self, start: real.Start, device: Device, known: NDArray[np.int64]) -> None:
+    def __init__(self, start: real.Start, device: Device, clocks: NDArray[np.int64]) -> None:
         super().__init__(start, real.FEED_LIMIT)
         self._first = start.first
         self._device = device
-        self._dropped = Dropped(known, len(start.program.role(start.rank)))
+        self._dropped = Dropped(clocks, len(start.program.role(start.rank)))
         # By storage: the stream that owns it, and how many tensors here share it.
         self._owners: dict[int, list[int]] = {}
         self._inputs: dict[int, list[torch.Tensor]] = {}
@@ -572,8 +572,8 @@ class GraphIssuer(Issuer):
             self._done = None
             computation.remembered = last
         self.memory.over(step)
-        found, computation.gradients = computation.gradients, gradients
-        return Captured(graph, marks, inputs, number, computation.losses.pop(step, {}), found)
+        step_gradients, computation.gradients = computation.gradients, gradients
+        return Captured(graph, marks, inputs, number, computation.losses.pop(step, {}), step_gradients)
 
     def _graph(self) -> Any:
         return getattr(self._module, self.device.kind.graphs)()

@@ -110,11 +110,11 @@ def versions(kind: str, module: Any) -> dict[str, str]:
     """Versions of runtime and collectives, as far as torch tells them."""
     backend = KINDS[kind].backend
     collectives = getattr(getattr(module, backend, None), 'version', None)
-    found = {
+    by_topic = {
         f'runtime of {kind}': _text(getattr(torch.version, kind, '')),
         f'version of {backend.upper()}': _text(collectives() if callable(collectives) else ''),
     }
-    return {topic: version for topic, version in found.items() if version}
+    return {topic: version for topic, version in by_topic.items() if version}
 
 
 def _text(version: Any) -> str:

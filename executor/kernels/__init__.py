@@ -36,8 +36,10 @@ def kernel(op: OpClass) -> Kernel:
     except KeyError:
         # A known operator in a wrong phase is another mistake than an unknown operator.
         phases = sorted(phase for operator, phase in KERNELS if operator == op.operator)
-        known = f'phases {", ".join(phases)}' if phases else 'operators ' + ', '.join(sorted({o for o, _ in KERNELS}))
-        raise ProgramError(f'{op.name}: no kernel for {op.operator!r} in phase {op.phase}; there are {known}') from None
+        choices = f'phases {", ".join(phases)}' if phases else 'operators ' + ', '.join(sorted({o for o, _ in KERNELS}))
+        raise ProgramError(
+            f'{op.name}: no kernel for {op.operator!r} in phase {op.phase}; there are {choices}'
+        ) from None
 
 
 # A kernel bound to its place in a program: results come out in the shapes and dtypes of the program's tensors.

@@ -54,21 +54,21 @@ def fused_backward(
     state = q.new_empty(2, dtype=torch.int64)
     if name == FLASH:
         sizes = (None, None, q.shape[2], k.shape[2])
-        found = backward(dy, q, *everywhere, y, lse, *sizes, 0.0, causal, state, state, scale=scale)
+        gradients = backward(dy, q, *everywhere, y, lse, *sizes, 0.0, causal, state, state, scale=scale)
     elif name == EFFICIENT:
         # Rows that are not there must add nothing: the exponential of minus infinity.
         lse = functional.pad(lse, (0, -lse.shape[-1] % ALIGNED), value=float('inf'))
         wanted = [True, True, True, False]
-        found = backward(dy, q, *everywhere, None, y, lse, state, state, 0.0, wanted, causal, scale=scale)
+        gradients = backward(dy, q, *everywhere, None, y, lse, state, state, 0.0, wanted, causal, scale=scale)
     else:
-        found = backward(dy, q, *everywhere, y, lse, 0.0, causal, scale=scale)
-    dq, dk, dv = found[:3]
+        gradients = backward(dy, q, *everywhere, y, lse, 0.0, causal, scale=scale)
+    dq, dk, dv = gradients[:3]
     return dq, _of_group(dk, k), _of_group(dv, v)
 
 
 def _aten(name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = getattr(torch.ops.aten, name)
-    return found
+    operator: Callable[..., Any] = getattr(torch.ops.aten, name)
+    return operator
 
 
 def _for_all(k: Tensor, q: Tensor) -> Tensor:
@@ -114,9 +114,9 @@ def sinks_dw(op: OpClass, where: Context, dy: Tensor, y: Tensor, lse: Tensor, si
     groups, queries, _ = _attributes(op)
     every = lse.reshape(lse.shape[0], groups, queries, -1)
     # No value stands behind it, so that its gradient is what all others leave: minus the sum of dy · y.
-    taken = (wide(dy) * wide(y)).unflatten(-1, (groups, queries, -1)).sum(-1).permute(0, 2, 3, 1)
+    dots = (wide(dy) * wide(y)).unflatten(-1, (groups, queries, -1)).sum(-1).permute(0, 2, 3, 1)
     share = (wide(sinks)[..., None] - every).exp()
-    return [-(share * taken).sum((0, 3)).to(sinks.dtype)]
+    return [-(share * dots).sum((0, 3)).to(sinks.dtype)]
 
 
 def attention_dx(op: OpClass, where: Context, *tensors: Tensor) -> Tensors:
@@ -379,10 +379,10 @@ class Part:
         self.k, self.v = _keys_and_values(op, kv)
         own, there = places or self._places(q.shape[1], kv.shape[1])
         every = (torch.ones_like(one, dtype=torch.bool) for one in (own, there))
-        shown = seen(op, own, there) if self.causal else every
+        mask = seen(op, own, there) if self.causal else every
         # What a whole row or column hides is left out, as a kernel skips its blocks; what is left stands in order.
         order = own.argsort(), there.argsort()
-        rows, columns = (at[there_is[at]] for at, there_is in zip(order, shown, strict=True))
+        rows, columns = (at[there_is[at]] for at, there_is in zip(order, mask, strict=True))
         self.places = own[rows], there[columns]
         # Numbers, not masks, and found on the host: a device would have to be asked how many a mask picks.
         self._rows = (torch.arange(queries).unsqueeze(1) * len(own) + rows).flatten()
@@ -469,15 +469,19 @@ class Part:
             dy, y, lse = (by_head(op, one) for one in (dy_rows, y_rows.to(dy.dtype), lse_rows))
             how = self._square, scale_of(op)
             dq_heads, *others = fused_backward(self._name, dy, (by_head(op, q), k, v), y, lse, *how)
-            found = (by_group(op, dq_heads), *others)
+            gradients = (by_group(op, dq_heads), *others)
         else:
             scores, slope = self._scores()
             probability = (scores - lse_rows.unsqueeze(-1)).exp().to(v.dtype)
             ours = (dy_rows * y_rows).sum(-1, keepdim=True)
             dscores = probability * (self._dropped(dy_rows @ v.mT) - ours) * slope
-            found = dscores @ k * scale_of(op), dscores.mT @ q * scale_of(op), self._dropped(probability).mT @ dy_rows
+            gradients = (
+                dscores @ k * scale_of(op),
+                dscores.mT @ q * scale_of(op),
+                self._dropped(probability).mT @ dy_rows,
+            )
         dq, dk, dv = self.q.new_zeros(self.q.shape), self.k.new_zeros(self.k.shape), self.v.new_zeros(self.v.shape)
-        dq[:, :, self.rows], dk[:, :, self.columns], dv[:, :, self.columns] = found
+        dq[:, :, self.rows], dk[:, :, self.columns], dv[:, :, self.columns] = gradients
         return join(op, dq), _together(dk, dv)
 
 

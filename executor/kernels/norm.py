@@ -140,28 +140,28 @@ def _joined(queries_and_keys: Tensor, source: Tensor) -> Tensor:
 
 def frequencies(features: int, theta: float, scaling: list[float]) -> Tensor:
     """Radians a position, [features / 2]; ``scaling`` as of ``Rotation``."""
-    found = theta ** (-torch.arange(0, features, 2, dtype=torch.float64) / features)
+    radians = theta ** (-torch.arange(0, features, 2, dtype=torch.float64) / features)
     if not scaling:
-        return found
+        return radians
     factor, *band = scaling
     if not band:
-        return found / factor
+        return radians / factor
     if len(band) == 4:
-        return _yarn(found, theta, factor, *band[:3])
+        return _yarn(radians, theta, factor, *band[:3])
     low, high, original = band
-    turns = original * found / (2 * pi)
+    turns = original * radians / (2 * pi)
     # 0 where waves are long, 1 where they are short.
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return found * (kept + (1 - kept) / factor)
+    ramp = ((turns - low) / (high - low)).clamp(0, 1)
+    return radians * (ramp + (1 - ramp) / factor)
 
 
-def _yarn(found: Tensor, theta: float, factor: float, original: float, fast: float, slow: float) -> Tensor:
+def _yarn(radians: Tensor, theta: float, factor: float, original: float, fast: float, slow: float) -> Tensor:
     """Divided by the factor behind a ramp over features, from those that turn ``fast`` times to those of ``slow``."""
-    features = 2 * len(found)
+    features = 2 * len(radians)
     first, last = (features * log(original / (turns * 2 * pi)) / (2 * log(theta)) for turns in (fast, slow))
     low, high = max(floor(first), 0), min(ceil(last), features - 1)
-    divided = ((torch.arange(len(found), dtype=torch.float64) - low) / max(high - low, 1e-3)).clamp(0, 1)
-    return found * (1 - divided + divided / factor)
+    divided = ((torch.arange(len(radians), dtype=torch.float64) - low) / max(high - low, 1e-3)).clamp(0, 1)
+    return radians * (1 - divided + divided / factor)
 
 
 def _numbers(op: OpClass, key: str) -> list[float]:

@@ -49,13 +49,13 @@ def backward(op: OpClass, where: Context, dy: Tensor, *others: Tensor) -> Tensor
     with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
         y = _run(op, reads, held)
         try:
-            found = torch.autograd.grad(y, wanted, dy.reshape(y.shape).to(y.dtype), allow_unused=True)
+            gradients = torch.autograd.grad(y, wanted, dy.reshape(y.shape).to(y.dtype), allow_unused=True)
         except RuntimeError as error:
             if '::' not in str(op.attributes['calls']):
                 raise
             what = 'an operator of your own has no derivative: torch.library.register_autograd'
             raise ProgramError(f'{op.name}: {what} ({str(error)[:120]})') from error
-    return [torch.zeros_like(one) if d is None else d for one, d in zip(wanted, found, strict=True)]
+    return [torch.zeros_like(one) if d is None else d for one, d in zip(wanted, gradients, strict=True)]
 
 
 def _leaf(tensor: Tensor) -> Tensor:
@@ -109,8 +109,8 @@ def _called(target: str, own: str) -> Callable[..., Tensor]:
     name, _, overload = target.partition('.')
     if name not in TABLE and name not in _BESIDE:
         raise ProgramError(f'aten.{name} is no operator of the table of modules')
-    found: Callable[..., Tensor] = getattr(getattr(torch.ops.aten, name), overload or 'default')
-    return found
+    function: Callable[..., Tensor] = getattr(getattr(torch.ops.aten, name), overload or 'default')
+    return function
 
 
 def numbers(text: object) -> list[int]:

@@ -318,8 +318,8 @@ class Channel:
             self.late += not timed
         return self.done
 
-    def meet(self, moment: float, peers: Sequence[int], known: Callable[[float], object]) -> None:
-        """Agree with ``peers`` on the latest of their moments and this one, and call ``known`` with it.
+    def meet(self, moment: float, peers: Sequence[int], callback: Callable[[float], object]) -> None:
+        """Agree with ``peers`` on the latest of their moments and this one, and call ``callback`` with it.
 
         The call comes while the next exchange is on its way, so that nothing waits for it, or in ``settle``.
         """
@@ -331,7 +331,7 @@ class Channel:
         def met() -> None:
             for work in works:
                 work.wait()
-            known(max(moment, float(theirs.max())))
+            callback(max(moment, float(theirs.max())))
 
         self._met = met
 

@@ -457,13 +457,13 @@ class Pool:
                 self._ask_hub('attach', rank, pids[rank])
             child.say('attached')
         # Rank 0 opens the store and reports its port before any other rank is told where to connect.
-        (found,) = self._gather('port', INIT_TIMEOUT, self._children[:1])
+        (store_port,) = self._gather('port', INIT_TIMEOUT, self._children[:1])
         # A taken port is no failure: the ranks are ours and learn the new one. The user is told, for a firewall may
         # matter.
-        if port and found != port:
-            self.notes += (f'port {port} was taken; took {found}',)
+        if port and store_port != port:
+            self.notes += (f'port {port} was taken; took {store_port}',)
         for child in self._children:
-            child.say('port', found)
+            child.say('port', store_port)
 
     # running
 

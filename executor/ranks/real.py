@@ -260,7 +260,7 @@ def device_transports(
                 '--issue graph: messages by gloo wait for the host, which a graph cannot; write --issue eager'
             )
         return {key: Rings(channel) for key, channel in channels.items()}
-    found: Transports = {}
+    transports: Transports = {}
     backend, bound = device.kind.backend, device.name if device.kind.numbered else None
     for partition, stream, members in validate.groups(program):
         key = (backend, members, partition, stream)
@@ -269,8 +269,8 @@ def device_transports(
             # another in different orders.
             groups[key] = dist.new_group(list(members), backend=backend, timeout=timeout, device_id=bound)
         if rank in members:
-            found[partition, stream] = Native(groups[key], members, members.index(rank))
-    return found
+            transports[partition, stream] = Native(groups[key], members, members.index(rank))
+    return transports
 
 
 def _is_native(program: Program, device: Device, request: Request) -> bool:
@@ -503,8 +503,8 @@ class Computation:
 
     def reads(self, slot: walk.Slot, step: int) -> list[torch.Tensor]:
         """What an op works on; tensors that a collective packs, packed."""
-        found = self.memory.read(slot.op, *slot.part, self._start.first + step)
-        return self._packing[slot.index].packed(found) if slot.index in self._packing else found
+        tensors = self.memory.read(slot.op, *slot.part, self._start.first + step)
+        return self._packing[slot.index].packed(tensors) if slot.index in self._packing else tensors
 
     def compute(self, slot: walk.Slot, step: int, where: Context | None = None) -> None:
         """Run a kernel, and keep what it gives."""

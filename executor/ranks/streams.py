@@ -78,11 +78,11 @@ class Queue:
 
 def queues_by_slot(role: Role, queues: int) -> dict[int, Queue]:
     """The queue of each slot of a role whose stream shares one; ``queues``, how many, 0: as many as streams."""
-    found: dict[int, Queue] = {}
+    by_slot: dict[int, Queue] = {}
     for shared in queues_of(role.stream, queues) if queues else ():
         slots = np.flatnonzero(np.isin(role.stream, shared)).tolist()
-        found |= dict.fromkeys(slots, Queue(slots))
-    return found
+        by_slot |= dict.fromkeys(slots, Queue(slots))
+    return by_slot
 
 
 def set_queues(kind: devices.Kind, queues: int, streams: int) -> tuple[str, ...]:
@@ -94,19 +94,19 @@ def set_queues(kind: devices.Kind, queues: int, streams: int) -> tuple[str, ...]
         return _of_environment(kind, streams)
     if not kind.queues:
         return (f'{NOT_SET}: {queues} were predicted, and nothing sets their number on {kind.name}',)
-    found = os.environ.setdefault(kind.queues, str(queues))
-    if found != str(queues):
-        what = f'{kind.queues} is {found} in this process, and the plan has {queues} work queues'
-        raise errors.RunFailed(f'{what}; write cluster.work_queues: {found}, or unset the variable')
+    setting = os.environ.setdefault(kind.queues, str(queues))
+    if setting != str(queues):
+        what = f'{kind.queues} is {setting} in this process, and the plan has {queues} work queues'
+        raise errors.RunFailed(f'{what}; write cluster.work_queues: {setting}, or unset the variable')
     return (f'{kind.queues}={queues}: streams share so many work queues of a device',)
 
 
 def _of_environment(kind: devices.Kind, streams: int) -> tuple[str, ...]:
     """A note where the user's environment says how many there are, and they are too few for all streams."""
-    found = os.environ.get(kind.queues, '') if kind.queues else ''
-    if not found.isdecimal() or int(found) >= streams:
+    setting = os.environ.get(kind.queues, '') if kind.queues else ''
+    if not setting.isdecimal() or int(setting) >= streams:
         return ()
-    return (f'{NOT_SET}: {kind.queues} is {found} for {streams} streams; write cluster.work_queues: {found}',)
+    return (f'{NOT_SET}: {kind.queues} is {setting} for {streams} streams; write cluster.work_queues: {setting}',)
 
 
 # Streams: a thread for each, walking its own slots through all steps back to back, and waiting for needs in

@@ -329,10 +329,10 @@ FAILED: Final = 'failed.json'
 
 def write_failure(reason: str) -> None:
     """Say in the current folder why a run failed, unless another rank has said so."""
-    told = {'format': 'simpar failure 1', 'exit_code': errors.RunFailed.exit_code, 'message': reason}
+    failure = {'format': 'simpar failure 1', 'exit_code': errors.RunFailed.exit_code, 'message': reason}
     # A folder that cannot be written keeps nobody from ending.
     with suppress(OSError), open(FAILED, 'x', encoding='utf-8') as file:
-        file.write(json.dumps({**told, 'host': os.uname().nodename}, ensure_ascii=False) + '\n')
+        file.write(json.dumps({**failure, 'host': os.uname().nodename}, ensure_ascii=False) + '\n')
 
 
 def leave(reason: str) -> None:

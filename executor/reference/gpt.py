@@ -145,8 +145,8 @@ def _first_tokens(goes: torch.Tensor, slots: int, slices: Slices) -> torch.Tenso
     # Balanced context ranks have a chunk from the front and one from the back, in this order.
     order = in_sequence(torch.arange(sequence), sequence, slices.balanced)
     each = goes[:, order].unflatten(1, (count, -1))
-    kept = (each & (each.cumsum(2) <= slots // count)).flatten(1)
-    return kept[:, order.argsort()]
+    mask = (each & (each.cumsum(2) <= slots // count)).flatten(1)
+    return mask[:, order.argsort()]
 
 
 def _chosen(experts: Experts, scores: torch.Tensor) -> torch.Tensor:
@@ -204,8 +204,8 @@ def _loss(
     loss = functional.cross_entropy(logits.flatten(0, 1), target.flatten()) + aux_loss
     for ahead, one in enumerate(further, 1):
         # The last tokens have no label so far on.
-        told = functional.cross_entropy(one[:, :-ahead].flatten(0, 1), target[:, ahead:].flatten())
-        loss = loss + model.mtp_loss / len(further) * told
+        further_loss = functional.cross_entropy(one[:, :-ahead].flatten(0, 1), target[:, ahead:].flatten())
+        loss = loss + model.mtp_loss / len(further) * further_loss
     return loss
 
 
@@ -344,7 +344,7 @@ def _transformer(
         x, aux = block(f'layer{index}', index, x)
         aux_loss = aux_loss + aux
     x = norm('norm', x)
-    found = [logits(x)]
+    all_logits = [logits(x)]
     for ahead in range(1, model.mtp_layers + 1):
         layer = f'layer{model.layers + ahead - 1}'
         # Behind the end stands token 0, whose row no counted label sees.
@@ -354,8 +354,8 @@ def _transformer(
         both = torch.cat([norm(f'{layer}.enorm', words), norm(f'{layer}.hnorm', x)], -1)
         x, aux = block(layer, model.layers - 1, linear(f'{layer}.eh_proj', both))
         x, aux_loss = norm(f'{layer}.final_norm', x), aux_loss + aux
-        found.append(logits(x))
-    return found, aux_loss
+        all_logits.append(logits(x))
+    return all_logits, aux_loss
 
 
 def _activation(model: Transformer, x: torch.Tensor) -> torch.Tensor:

@@ -224,8 +224,8 @@ def _index(device: Any) -> int:
         return state.device
     if isinstance(device, int):
         return device
-    found = torch.device(device).index
-    return state.device if found is None else found
+    index = torch.device(device).index
+    return state.device if index is None else index
 
 
 def _nothing() -> None:

@@ -140,28 +140,28 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
         if state.issuing and func is aten.copy_.default and _blocks(*args, **kwargs):
             raise ProgramError(f'{func} between host and device {BLOCKS}')
         with self.plain():
-            found = super().__torch_dispatch__(func, types, args, kwargs)
-        results = [one for one in (found if isinstance(found, tuple | list) else [found]) if self._is_ours(one)]
+            output = super().__torch_dispatch__(func, types, args, kwargs)
+        results = [one for one in (output if isinstance(output, tuple | list) else [output]) if self._is_ours(one)]
         if ours or results:
             self._issue(func, leaves, shape, ours, results)
-        return found
+        return output
 
-    def _made(self, known: Folded) -> list[torch.Tensor]:
+    def _made(self, template: Folded) -> list[torch.Tensor]:
         """New tensors of known forms: by torch's own rules each would take ten times as long."""
         with self.plain(without_device=True):
-            stores = [torch.empty(size, dtype=torch.uint8, device='meta').untyped_storage() for size in known.sizes]
+            stores = [torch.empty(size, dtype=torch.uint8, device='meta').untyped_storage() for size in template.sizes]
             made = [
                 torch.empty(0, dtype=form.dtype, device='meta').set_(stores[place], form.offset, form.size, form.stride)
-                for form, place in zip(known.forms, known.places, strict=True)
+                for form, place in zip(template.forms, template.places, strict=True)
             ]
-        return [FakeTensor(self, one, known.device) for one in made]
+        return [FakeTensor(self, one, template.device) for one in made]
 
     def bare(self, tensor: torch.Tensor) -> torch.Tensor:
         """What autograd, which asks for a device, sees of a tensor: its form; ``twin`` is the tensor."""
         with self.plain(without_device=True):
-            found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device='meta')
-        found.twin = tensor
-        return found
+            meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device='meta')
+        meta.twin = tensor
+        return meta
 
     def _twice(self, func: Any, leaves: list[Any], shape: Any) -> Any:
         """An operation of a derivative: on what autograd sees, and on the tensors of the device that stand behind."""
@@ -174,29 +174,29 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
             elif isinstance(leaf, torch.device):
                 behind[place] = here
         args, kwargs = unflat(seen, shape)
-        found = func(*args, **kwargs)
+        outputs = func(*args, **kwargs)
         args, kwargs = unflat(behind, shape)
         with self:
             twins = func(*args, **kwargs)
-        for one, twin in zip(*((of,) if isinstance(of, torch.Tensor) else of for of in (found, twins)), strict=True):
+        for one, twin in zip(*((of,) if isinstance(of, torch.Tensor) else of for of in (outputs, twins)), strict=True):
             if isinstance(one, torch.Tensor):
                 one.twin = twin
-        return found
+        return outputs
 
-    def again(self, known: Folded, reads: list[torch.Tensor]) -> list[torch.Tensor]:
+    def again(self, template: Folded, reads: list[torch.Tensor]) -> list[torch.Tensor]:
         """What a kernel or a collective gave before for tensors of the same forms, as one task."""
-        device = torch.device('virtual', known.device.index)
+        device = torch.device('virtual', template.device.index)
         queue = state.current_queue(device)
         pool = state.pool_of(device, queue)
-        beside = pool.lease(known.beside, queue) if known.beside else None
-        leases = [pool.lease(size, queue) for size in known.sizes]
-        results = self._made(known)
-        for one, form, place in zip(results, known.forms, known.places, strict=True):
+        beside = pool.lease(template.beside, queue) if template.beside else None
+        leases = [pool.lease(size, queue) for size in template.sizes]
+        results = self._made(template)
+        for one, form, place in zip(results, template.forms, template.places, strict=True):
             one.lease, one.form = leases[place], form
-        self.calls.update(known.calls)
-        if known.met:
+        self.calls.update(template.calls)
+        if template.met:
             assert self.end is not None
-            self.end.take_seat((*known.met, *self._named()), touches(reads, results))
+            self.end.take_seat((*template.met, *self._named()), touches(reads, results))
             self.collectives += 1
         else:
             queue.issue('a kernel as before', _nothing, touches(reads, results))
@@ -206,11 +206,11 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
     def as_one(self, func: Any, args: Sequence[Any]) -> Any:
         """An operation that a torch without CUDA takes apart before anybody sees it."""
         with self.plain():
-            found = func(*args)
+            output = func(*args)
         leaves, shape = flat(args, {})
-        results = [found] if isinstance(found, torch.Tensor) else list(found)
+        results = [output] if isinstance(output, torch.Tensor) else list(output)
         self._issue(func, leaves, shape, [one for one in leaves if self._is_ours(one)], results)
-        return found
+        return output
 
     def _is_ours(self, one: Any) -> bool:
         """Whether it is of the device, or of the host's memory that devices copy to and from."""
@@ -336,9 +336,9 @@ class Indexed(TorchFunctionMode):  # type: ignore[misc]
         weights = [
             self.mode.bare(one) for one in ([grad_outputs] if isinstance(grad_outputs, torch.Tensor) else grad_outputs)
         ]
-        found = torch.autograd.grad(of, by, weights, **how)
+        gradients = torch.autograd.grad(of, by, weights, **how)
         self.mode.deriving = False
-        return [torch.zeros_like(one.twin) if d is None else d.twin for one, d in zip(by, found, strict=True)]
+        return [torch.zeros_like(one.twin) if d is None else d.twin for one, d in zip(by, gradients, strict=True)]
 
 
 def _part(x: torch.Tensor, index: tuple[Any, ...]) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
@@ -370,10 +370,10 @@ def _nothing() -> None:
 
 def _dtype(leaves: list[Any], results: list[Any]) -> str:
     """The dtype in which an operation computes: what its tensors are promoted to, floating ones first."""
-    found = [one.dtype for one in leaves if isinstance(one, torch.Tensor)] or [results[0].dtype]
-    found = [one for one in found if one.is_floating_point] or found
-    wide = found[0]
-    for one in found[1:]:
+    candidates = [one.dtype for one in leaves if isinstance(one, torch.Tensor)] or [results[0].dtype]
+    candidates = [one for one in candidates if one.is_floating_point] or candidates
+    wide = candidates[0]
+    for one in candidates[1:]:
         wide = torch.promote_types(wide, one)
     return str(wide).removeprefix('torch.')
 
@@ -461,9 +461,9 @@ class FoldedComputation(Computation):
         attributes = tuple(item for item in sorted(op.attributes.items()) if item[0] != 'site')
         forms = tuple(program.local_shape(program.tensor[name]) for name in op.writes + op.accumulates)
         key = op.operator, op.phase, op.dtype, op.partition, op.reduce, attributes, forms, *(one.form for one in reads)
-        known = self._known.get(key)
-        if known is not None:
-            return self.mode.again(known, reads)
+        template = self._known.get(key)
+        if template is not None:
+            return self.mode.again(template, reads)
         pool, calls = state.pools[device.index], self.mode.calls.copy()
         begun, peak, pool.peak = pool.allocated, pool.peak, pool.allocated
         self.mode.changed.clear()
@@ -544,8 +544,8 @@ class DryRun:
     @property
     def without(self) -> list[Call]:
         """Operations of which the table says that there is no kernel, or does not know; none where it knows nothing."""
-        known = kernels(self.kind)
-        return sorted(call for call in self.calls if call[1] not in known.get(call[0], ())) if known else []
+        table = kernels(self.kind)
+        return sorted(call for call in self.calls if call[1] not in table.get(call[0], ())) if table else []
 
     def to_dict(self) -> dict[str, Any]:
         """As one object."""
@@ -567,13 +567,13 @@ class DryRun:
             'all' if len(self.ranks) == self.world else f'ranks {", ".join(map(str, self.ranks))}, which stand for all'
         )
         full = max(self.bytes, key=lambda one: one.device)
-        known = (
+        coverage = (
             'all of them in the table of kernels' if kernels(self.kind) else 'whether there are kernels is not known'
         )
-        known = f'{len(self.without)} not in the table of kernels' if self.without else known
+        coverage = f'{len(self.without)} not in the table of kernels' if self.without else coverage
         return [
             f'dry run on {self.kind}: {which} of {self.world} ranks, {STEPS} steps, without devices',
-            f'{sum(self.calls.values())} operations, {len(self.calls)} by name and dtype: {known}',
+            f'{sum(self.calls.values())} operations, {len(self.calls)} by name and dtype: {coverage}',
             f'{self.collectives} calls of torch.distributed met their peers; no access without its event',
             f'memory of rank {full.rank}: {format_size(full.device)} of tensors ({full.error:+.2%} from the program)',
             f'its allocator: {format_size(full.inside)} with inputs, inside of kernels, and kept for other streams',
@@ -583,8 +583,8 @@ class DryRun:
 def kernels(kind: str) -> dict[str, frozenset[str]]:
     """Operation → dtypes for which a kind of device has kernels; empty: that is not known of the kind."""
     rows = read_csv(Path(__file__).parent.parent / 'devices' / 'dtypes.csv')
-    found = {name: frozenset(row[kind].split()) for row in rows if kind in row for name in row['operations'].split()}
-    return {**found, **dtypes(kind)} if found else {}
+    table = {name: frozenset(row[kind].split()) for row in rows if kind in row for name in row['operations'].split()}
+    return {**table, **dtypes(kind)} if table else {}
 
 
 def dry_run(program: Program, kind: str = 'cuda', *, dtype: str = '', issuer: type[DryIssuer] = DryIssuer) -> DryRun:

@@ -42,13 +42,13 @@ class Access:
     def __str__(self) -> str:
         return f'{self.what} on {self.name}'
 
-    def clashes(self, other: Access, known: Clock) -> bool:
+    def clashes(self, other: Access, clock: Clock) -> bool:
         """Whether an earlier access and this one, which knows so much, are in no order and may not swap."""
         return (
             (self.writes or other.writes)
             and other.first < self.past
             and self.first < other.past
-            and known.get(other.stream, 0) < other.tick
+            and clock.get(other.stream, 0) < other.tick
         )
 
     def hides(self, other: Access) -> bool:
@@ -70,19 +70,19 @@ class Races:
     found: list[str] = field(default_factory=list)
     _past: dict[Hashable, list[Access]] = field(default_factory=dict)
 
-    def touch(self, place: Hashable, access: Access, known: Clock) -> None:
+    def touch(self, place: Hashable, access: Access, clock: Clock) -> None:
         """Hold an access against those before, and keep it for those to come."""
-        kept = []
+        accesses = []
         for other in self._past.get(place, ()):
-            if other.stream != access.stream and access.clashes(other, known):
+            if other.stream != access.stream and access.clashes(other, clock):
                 self.found.append(f'{access} does not wait for {other}')
             # A read after a read of the same bytes by the same stream says all that the first said.
             same = other.stream == access.stream and (access.writes or not other.writes)
             covered = access.first <= other.first and other.past <= access.past
             if not access.hides(other) and not (same and covered):
-                kept.append(other)
-        kept.append(access)
-        self._past[place] = kept
+                accesses.append(other)
+        accesses.append(access)
+        self._past[place] = accesses
 
     def forget(self, place: Hashable) -> None:
         """A place is gone; another may get its name."""
@@ -91,9 +91,9 @@ class Races:
     def check(self) -> None:
         """Raises ``Race`` where there was any."""
         if self.found:
-            shown = list(dict.fromkeys(self.found))
-            more = f'\n  and {len(shown) - SHOWN} more' if len(shown) > SHOWN else ''
-            raise Race('accesses in no order:\n  ' + '\n  '.join(shown[:SHOWN]) + more)
+            lines = list(dict.fromkeys(self.found))
+            more = f'\n  and {len(lines) - SHOWN} more' if len(lines) > SHOWN else ''
+            raise Race('accesses in no order:\n  ' + '\n  '.join(lines[:SHOWN]) + more)
 
 
 # What executes on virtual accelerators: streams of tasks that run later than they were issued, in any legal order.
@@ -244,13 +244,13 @@ class Engine:
             task.run()
             queue.done = task.tick
 
-    def wait_for(self, known: Clock, until: Callable[[], bool]) -> None:
+    def wait_for(self, clock: Clock, until: Callable[[], bool]) -> None:
         """The host waits, and knows then what the event that it waited for knew."""
         if any(queue.capture for queue in self.queues):
             raise ProgramError('the host waits for a device while it captures a graph')
         self.host_waits += 1
         self.drain(until)
-        join(self.host, known)
+        join(self.host, clock)
 
     def _next(self) -> Queue | None:
         """A stream whose head may run: the one in favour, or where a seed decides the next in priority."""
@@ -295,10 +295,10 @@ class Lease:
 
     __slots__ = ('asked', 'block', 'pool')
 
-    def __init__(self, pool: Pool, block: Block, asked: int) -> None:
+    def __init__(self, pool: Pool, block: Block, orig_size: int) -> None:
         self.pool = pool
         self.block = block
-        self.asked = asked
+        self.asked = orig_size
 
     @property
     def _cdata(self) -> int:
@@ -341,7 +341,7 @@ class Pool:
 
     def lease(self, size: int, queue: Queue) -> Lease:
         """Memory for a tensor that a task on this stream makes; it holds garbage."""
-        asked, size = size, max(1, -(-size // GRAIN)) * GRAIN
+        orig_size, size = size, max(1, -(-size // GRAIN)) * GRAIN
         free = self._free[queue.number, size]
         if free:
             block = free.pop()
@@ -351,14 +351,14 @@ class Pool:
         # Whoever still reads it must be waited for, so this counts as a write, and spoils what was there.
         touches = (Touch(id(block), 0, size, True),)
         queue.issue('an allocation', lambda: block.memory.fill_(GARBAGE), touches)
-        self.asked += asked
+        self.asked += orig_size
         self.allocated += size
         self.peak = max(self.peak, self.allocated)
-        return Lease(self, block, asked)
+        return Lease(self, block, orig_size)
 
-    def give_back(self, block: Block, asked: int) -> None:
+    def give_back(self, block: Block, orig_size: int) -> None:
         """The host has dropped the last tensor."""
-        self.asked -= asked
+        self.asked -= orig_size
         self.allocated -= block.size
         assert block.queue is not None
         self._free[block.queue.number, block.size].append(block)
@@ -388,9 +388,9 @@ class Capture:
         """A stream waits for an event that knows so much of the others, and is captured from now on."""
         queue.capture = self
         self.streams[queue.number] = queue
-        known = self._known.setdefault(queue.number, {})
+        clock = self._known.setdefault(queue.number, {})
         for number, count in seen.items():
-            known[number] = max(known.get(number, 0), count)
+            clock[number] = max(clock.get(number, 0), count)
 
     def add(self, queue: Queue, put: Put) -> None:
         """The next that a stream does."""
@@ -403,9 +403,9 @@ class Capture:
 
     def end(self) -> None:
         """Raises ``ProgramError`` where a stream was not joined to the first."""
-        known = self.seen_by(self.origin)
+        clock = self.seen_by(self.origin)
         for number, queue in self.streams.items():
-            if known.get(number, 0) < self._issued.get(number, 0):
+            if clock.get(number, 0) < self._issued.get(number, 0):
                 raise ProgramError(f'a graph ends with work on {queue.name} that {self.origin.name} does not wait for')
 
 

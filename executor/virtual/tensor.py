@@ -161,9 +161,9 @@ def _put(
     targets = [(place, tensor.cells) for place, tensor in fresh]
 
     def run() -> None:
-        found = func(*args, **kwargs)
+        output = func(*args, **kwargs)
         for place, target in targets:
-            target.copy_(found[place] if isinstance(found, tuple | list) else found)
+            target.copy_(output[place] if isinstance(output, tuple | list) else output)
 
     queue.issue(what, run, touches)
 
@@ -175,10 +175,10 @@ def _tried(func: Any, leaves: list[Any], shape: Any, forms: list[Any]) -> Made:
         for form, leaf in zip(forms, leaves, strict=True)
     ]
     args, kwargs = unflat(zeros, shape)
-    found = func(*args, **kwargs)
-    several = type(found) if isinstance(found, tuple | list) else None
+    output = func(*args, **kwargs)
+    several = type(output) if isinstance(output, tuple | list) else None
     results: list[Any] = []
-    for one in found if several else [found]:
+    for one in output if several else [output]:
         if not isinstance(one, torch.Tensor):
             if one is not None or several:
                 results.append(one)
@@ -212,12 +212,12 @@ def _on_host(func: Any, leaves: list[Any], shape: Any) -> Any:
     if queue.capture is not None:
         raise ProgramError(f'{func} is read by the host while a graph is captured')
     queue.touch_all(touches(ours, []), f'{func} for the host')
-    found: list[Any] = []
+    outputs: list[Any] = []
     real = [leaf.cells if isinstance(leaf, VirtualTensor) else leaf for leaf in leaves]
     args, kwargs = unflat(real, shape)
-    queue.put(f'{func} for the host', lambda: found.append(func(*args, **kwargs)))
-    queue.engine.wait_for(dict(queue.known), lambda: bool(found))
-    return found[0]
+    queue.put(f'{func} for the host', lambda: outputs.append(func(*args, **kwargs)))
+    queue.engine.wait_for(dict(queue.known), lambda: bool(outputs))
+    return outputs[0]
 
 
 def _to_host(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -285,13 +285,13 @@ def unflat(leaves: list[Any], shape: Any) -> tuple[list[Any], dict[str, Any]]:
 def written(func: Any, leaves: list[Any], shape: Any) -> frozenset[int]:
     """Numbers of the arguments that an operation changes."""
     args, kwargs = unflat(list(range(len(leaves))), shape)
-    found = set[int]()
+    numbers = set[int]()
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = kwargs.get(argument.name) if argument.kwarg_only or place >= len(args) else args[place]
-        found.update(value if isinstance(value, list) else [] if value is None else [value])
-    return frozenset(found)
+        numbers.update(value if isinstance(value, list) else [] if value is None else [value])
+    return frozenset(numbers)
 
 
 def form_of(tensor: torch.Tensor) -> Form:
@@ -327,13 +327,13 @@ def _bytes(form: Form) -> tuple[int, int]:
 
 def touches(reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> list[Touch]:
     """The bytes that a task reads and writes."""
-    found = []
+    accesses = []
     for tensors, changes in ((reads, False), (writes, True)):
         for tensor in tensors:
             # Those of a dry run have both, too.
             of: Any = tensor
-            found.append(Touch(id(of.lease.block), *_bytes(of.form), changes))
-    return found
+            accesses.append(Touch(id(of.lease.block), *_bytes(of.form), changes))
+    return accesses
 
 
 def register() -> None:

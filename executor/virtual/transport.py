@@ -312,7 +312,7 @@ def watch_of(program: Program, rank: int) -> issue.Watch:
 
 def ends_of(program: Program, ranks: Sequence[int]) -> list[dict[tuple[str, str], VirtualTransport]]:
     """For each of some ranks its end of every communicator; their devices are numbered as they come."""
-    found: list[dict[tuple[str, str], VirtualTransport]] = [{} for _ in ranks]
+    ends: list[dict[tuple[str, str], VirtualTransport]] = [{} for _ in ranks]
     device = {rank: number for number, rank in enumerate(ranks)}
     for partition, stream in validate.communicators(program):
         for members in partition.groups_GP.tolist():
@@ -321,5 +321,5 @@ def ends_of(program: Program, ranks: Sequence[int]) -> list[dict[tuple[str, str]
             for position in there:
                 number = device[members[position]]
                 end = VirtualTransport(shared, position, torch.device('virtual', number))
-                found[number][partition.name, stream] = end
-    return found
+                ends[number][partition.name, stream] = end
+    return ends

@@ -71,17 +71,17 @@ _BY_TIME = 'exact by time'
 
 
 def without_effect(
-    schedule: Schedule, found: resolve.Strategies, plan: plans.Plan, cluster: hardware.Cluster, program: Program
+    schedule: Schedule, strategies: resolve.Strategies, plan: plans.Plan, cluster: hardware.Cluster, program: Program
 ) -> tuple[WithoutEffect, ...]:
     """The keys of workload and plan that changed nothing, in the order of the plan's and the workload's keys.
 
     Arguments:
         schedule: as the user wrote it.
-        found, plan: strategies and plan with every choice made.
+        strategies, plan: with every choice made.
         cluster: what the program runs on.
         program: what came of them.
     """
-    return tuple(_Ablation(schedule, found, plan, cluster, program).keys())
+    return tuple(_Ablation(schedule, strategies, plan, cluster, program).keys())
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +93,7 @@ class _Ablation:
     """
 
     schedule: Schedule
-    found: resolve.Strategies
+    strategies: resolve.Strategies
     plan: plans.Plan
     cluster: hardware.Cluster
     program: Program
@@ -101,12 +101,12 @@ class _Ablation:
     of_few: dict[int, Program] = field(default_factory=dict)
 
     def keys(self) -> Iterator[WithoutEffect]:
-        facts = rules.facts_of(self.schedule, self.found.workload, self.plan, self.program)
+        facts = rules.facts_of(self.schedule, self.strategies.workload, self.plan, self.program)
         keys = list(rules.user_keys(self.schedule))
         unable = {key.name: rules.inert(key.rule, facts) for key in keys}
         others = [key for key in keys if key.is_set and not unable[key.name]]
         spelled = [
-            key for key in others if rules.says_the_choice(key, self.found.workload, self.plan, self.cluster.world)
+            key for key in others if rules.says_the_choice(key, self.strategies.workload, self.plan, self.cluster.world)
         ]
         others = [key for key in others if key not in spelled]
         why = {**unable, **self._idle(others, spelled, facts)}
@@ -115,9 +115,9 @@ class _Ablation:
                 yield WithoutEffect(key.name, key.shown, why[key.name])
             elif key in others and key.rule in _ITEMS:
                 items = list(key.items())
-                told = self._idle(items, [], facts)
+                reasons = self._idle(items, [], facts)
                 yield from (
-                    WithoutEffect(item.name, item.shown, told[item.name]) for item in items if item.name in told
+                    WithoutEffect(item.name, item.shown, reasons[item.name]) for item in items if item.name in reasons
                 )
 
     def _idle(self, keys: Sequence[rules.Key], spelled: Sequence[rules.Key], facts: rules.Facts) -> dict[str, str]:
@@ -160,7 +160,7 @@ class _Ablation:
         """
         plan, batches = self.plan, self.plan.micro_batches
         few = 2 * plan.pipeline * max(plan.chunks, 1)
-        worked_out = plan.rows or plan.order.endswith('.csv') or self.found.workload.batch % batches
+        worked_out = plan.rows or plan.order.endswith('.csv') or self.strategies.workload.batch % batches
         return 0 if worked_out or 2 * few >= batches else few
 
     def _equal(self, keys: Collection[rules.Key], few: int) -> bool:
@@ -171,7 +171,7 @@ class _Ablation:
     def _first(self, few: int) -> Program:
         """The program of so few micro-batches; 0: the whole one."""
         if few and few not in self.of_few:
-            self.of_few[few] = lower(*_of_few(self.found.workload, self.plan, few), self.cluster.world)
+            self.of_few[few] = lower(*_of_few(self.strategies.workload, self.plan, few), self.cluster.world)
         return self.of_few[few] if few else self.program
 
     def _without(self, keys: Collection[rules.Key], few: int = 0) -> Program | None:
@@ -191,14 +191,14 @@ class _Ablation:
             # Where it is predicted, all-to-all is chosen with it.
             plan = replace(plan, all_to_all=self.schedule.plan.all_to_all)
         searched = self.schedule.plan.search
-        given = replace(plan, strategies=self.schedule.plan.strategies)
+        base_plan = replace(plan, strategies=self.schedule.plan.strategies)
         if 'plan.search' in names:
-            return rules.without_keys(self.schedule.workload, given, keys)
+            return rules.without_keys(self.schedule.workload, base_plan, keys)
         if searched in _CHEAP_SEARCHES:
-            workload, plan = rules.without_keys(self.schedule.workload, replace(given, search=searched), keys)
-            found = resolve.find_strategies(workload, plan, self.cluster)
-            return found.workload, found.plan
-        workload = self.found.workload
+            workload, plan = rules.without_keys(self.schedule.workload, replace(base_plan, search=searched), keys)
+            strategies = resolve.find_strategies(workload, plan, self.cluster)
+            return strategies.workload, strategies.plan
+        workload = self.strategies.workload
         if 'plan.objective' in names:
             best = self._by_bytes()
             workload, plan = best.workload, replace(plan, strategies=best.plan.strategies)
@@ -206,19 +206,18 @@ class _Ablation:
 
     def _is_other_optimum(self, key: rules.Key) -> bool:
         """Whether a key is the objective of a search that by bytes would have found something else."""
-        if key.rule != 'plan.objective' or not self.found.proposals:
+        if key.rule != 'plan.objective' or not self.strategies.proposals:
             return False
-        found, other = self.found.proposals[0], self._by_bytes()
-        return (found.sent, found.step) != (other.sent, other.step)
+        best, other = self.strategies.proposals[0], self._by_bytes()
+        return (best.sent, best.step) != (other.sent, other.step)
 
     def _by_bytes(self) -> Proposal:
         """What an exact search would take if it counted bytes, of what one by time has tried."""
         from simpar.resolve.strategies import least_first
 
-        known = [
-            one for one in self.found.proposals if not all(name.startswith(_BY_TIME) for name in (one.name, *one.also))
-        ]
-        return min(known, key=least_first('bytes'))
+        all_of_them = self.strategies.proposals
+        proposals = [one for one in all_of_them if not all(name.startswith(_BY_TIME) for name in (one.name, *one.also))]
+        return min(proposals, key=least_first('bytes'))
 
 
 def _of_few(workload: Workload, plan: plans.Plan, few: int) -> tuple[Workload, plans.Plan]:
@@ -319,29 +318,29 @@ def _links(schedule: Schedule, program: Program, cluster: hardware.Cluster) -> I
 
 def _mode(schedule: Schedule, program: Program, cluster: hardware.Cluster) -> Iterator[WithoutEffect]:
     """The key of the mode, where it is in use anyway, or collectives take the same of a device without it."""
-    asked = schedule.cluster.expansion_mode
-    if asked is None:
+    mode = schedule.cluster.expansion_mode
+    if mode is None:
         return
     without = replace(cluster, expansion_mode='')
-    if asked == without.mode:
-        yield WithoutEffect('cluster.expansion_mode', asked, 'it is the mode without the key, too')
+    if mode == without.mode:
+        yield WithoutEffect('cluster.expansion_mode', mode, 'it is the mode without the key, too')
     elif taxes_of(cluster, program, program.op_classes) == taxes_of(without, program, program.op_classes):
         why = f'collectives of this plan, if any, take the same of a device as with {without.mode or "its default"}'
-        yield WithoutEffect('cluster.expansion_mode', asked, why)
+        yield WithoutEffect('cluster.expansion_mode', mode, why)
 
 
 def _queues(schedule: Schedule, program: Program, cluster: hardware.Cluster) -> Iterator[WithoutEffect]:
     """The key of work queues, where every stream has one for itself, or there would be as many without the key."""
-    asked = schedule.cluster.work_queues
-    if asked is None:
+    queues = schedule.cluster.work_queues
+    if queues is None:
         return
     streams = max(len(role.streams) for role in program.roles)
     without = replace(cluster, work_queues=0).queues
-    if asked >= streams and not 0 < without < streams:
+    if queues >= streams and not 0 < without < streams:
         why = f'no device has more than {_counted(streams)}, and each has a work queue for itself'
-        yield WithoutEffect('cluster.work_queues', asked, why)
-    elif asked == without:
-        yield WithoutEffect('cluster.work_queues', asked, 'the stack or the device says so already')
+        yield WithoutEffect('cluster.work_queues', queues, why)
+    elif queues == without:
+        yield WithoutEffect('cluster.work_queues', queues, 'the stack or the device says so already')
 
 
 def _counted(streams: int) -> str:
@@ -368,7 +367,7 @@ def unlike_stack(schedule: Schedule, stack: hardware.Stack | None, facts: rules.
     kernel = stack.model.get('attention')
     keys = {_ATTENTION: (kernel, getattr(facts.workload.model, 'attention', kernel))} if kernel else {}
     unlike = [
-        f'{key} is {_shown(mine, value)}, not {_shown(value)}'
+        f'{key} is {_text(mine, value)}, not {_text(value)}'
         for key, (value, mine) in {**plan, **keys}.items()
         if _plain(mine) != _plain(value)
     ]
@@ -389,7 +388,7 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _shown(value: object, of: object = None) -> str:
+def _text(value: object, of: object = None) -> str:
     """Arguments: ``of``, the stack's own: a size is written as one."""
     if isinstance(value, float) and isinstance(_plain(of), float):
         return units.format_size(value)

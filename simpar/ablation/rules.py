@@ -66,11 +66,11 @@ class Key:
     @property
     def shown(self) -> Any:
         """Its value, or that of its item, as a file holds it."""
-        found = self.value if self.item is None else self.value[self.item]
+        entry = self.value if self.item is None else self.value[self.item]
         row = row_of(self.rule)
-        if isinstance(found, float) and row and row.unit:
-            return f'{found:.16g} {row.unit}'
-        return list(found) if isinstance(found, tuple) else dict(found) if isinstance(found, Mapping) else found
+        if isinstance(entry, float) and row and row.unit:
+            return f'{entry:.16g} {row.unit}'
+        return list(entry) if isinstance(entry, tuple) else dict(entry) if isinstance(entry, Mapping) else entry
 
     def items(self) -> Iterator[Key]:
         """The items of a list of several as keys of their own."""
@@ -85,8 +85,8 @@ def user_keys(schedule: Schedule) -> Iterator[Key]:
     for key in (*_of(schedule.plan, 'plan', ('plan',)), *_of_workload(schedule, wanted)):
         place = tuple(key.name.split('.'))
         # What a config.json or the framework says was not written for this schedule, nor a key of a group that it says.
-        told = any(place[:count] in schedule.of_config | schedule.of_stack for count in range(len(place) + 1))
-        if (key.is_set or place in wanted) and not told:
+        is_imported = any(place[:count] in schedule.of_config | schedule.of_stack for count in range(len(place) + 1))
+        if (key.is_set or place in wanted) and not is_imported:
             yield key
 
 
@@ -250,9 +250,9 @@ class Facts:
     @cached_property
     def moves_activations(self) -> bool:
         """Whether strategies that a search found move activations, which without it and degrees no rank sends."""
-        asked = self.asked.tensor == 1 and not record.has_strategies(self.workload_asked, self.asked)
+        is_plain = self.asked.tensor == 1 and not record.has_strategies(self.workload_asked, self.asked)
         among = {op.phase for op in self._communication if op.kind == 'collective'}
-        return asked and not self.gathered and bool(among & {'F', 'I'})
+        return is_plain and not self.gathered and bool(among & {'F', 'I'})
 
     @cached_property
     def exchanges(self) -> bool:
@@ -324,10 +324,10 @@ class Facts:
     @cached_property
     def _by_keys(self) -> dict[str, bool]:
         """What keys say together."""
-        plan, asked, model = self.plan, self.asked, self.workload.model
+        plan, user_plan, model = self.plan, self.asked, self.workload.model
         experts = getattr(model, 'experts', None)
         # Two that ask for optimizer parallelism hold each other: without one of them the program may stay the same.
-        alone = sum((asked.zero > 0, asked.hsdp != 'off', bool(asked.shard))) <= 1
+        alone = sum((user_plan.zero > 0, user_plan.hsdp != 'off', bool(user_plan.shard))) <= 1
         return {
             'always': True,
             'asks_alone': alone,
@@ -338,9 +338,9 @@ class Facts:
             'expert_groups': experts is not None and experts.groups > 1,
             'expert_width': experts is not None and experts.ffn not in (0, getattr(model, 'ffn_width', 0)),
             # MindSpore's search reads the key, too.
-            'in_vain': not self.sharded and alone and asked.search != 'double-recursive',
+            'in_vain': not self.sharded and alone and user_plan.search != 'double-recursive',
             'marks': any(operator.recompute for operator in model.operators.values()),
-            'mindspore_search': asked.search in ('sharding-propagation', 'double-recursive'),
+            'mindspore_search': user_plan.search in ('sharding-propagation', 'double-recursive'),
             'passes': not isinstance(plan.overlap, str),
             'sums_loss': loss.TOTAL in self.program.tensor,
         }

@@ -98,17 +98,17 @@ def relative_fit(terms: ArrayLike, seconds: ArrayLike, over: str = '') -> Fit:
     # Columns are scaled to one length, as FLOPs and constants differ by many orders; an empty column stays empty.
     size[size == 0] = 1.0
     scaled = scaled / size
-    kept = list(range(scaled.shape[1]))
-    values = np.zeros(len(kept))
+    columns = list(range(scaled.shape[1]))
+    values = np.zeros(len(columns))
     negative: list[int] = []
-    while kept:
-        found = np.linalg.lstsq(scaled[:, kept], np.ones(len(y)), rcond=None)[0]
+    while columns:
+        coefficients = np.linalg.lstsq(scaled[:, columns], np.ones(len(y)), rcond=None)[0]
         # After scaling, the most negative coefficient has the largest part in the sum.
-        lowest = int(np.argmin(found))
-        if found[lowest] >= 0:
-            values[kept] = found
+        lowest = int(np.argmin(coefficients))
+        if coefficients[lowest] >= 0:
+            values[columns] = coefficients
             break
-        negative.append(kept.pop(lowest))
+        negative.append(columns.pop(lowest))
     return Fit(tuple((values / size).tolist()), scaled @ values - 1.0, tuple(sorted(negative)), over)
 
 
@@ -122,27 +122,27 @@ def host(record: Record) -> dict[str, Number]:
     """Seconds to issue an op in every mode that was measured, and the clock that a device keeps."""
     if not record.launches:
         return {'host.issue.eager': Number(value=0.0, kind='time', source=NO_HOST)}
-    found = {}
+    numbers = {}
     for mode in dict.fromkeys(row.mode for row in record.launches):
         rows = [row for row in record.launches if row.mode == mode]
-        found[f'host.issue.{mode}'] = _seconds(rows, 'op', f'{CALLS}; {mode}')
+        numbers[f'host.issue.{mode}'] = _seconds(rows, 'op', f'{CALLS}; {mode}')
     eager = [row for row in record.launches if row.mode == 'eager']
     for key, phase in (('stack.forward', 'F'), ('stack.backward', 'I')):
-        found[key] = _seconds([row for row in eager if row.phase == phase], 'op', f'{CALLS}; phase {phase}')
-    found['stack.step'] = _seconds(eager, 'step', 'what steps of few products take beyond them')
+        numbers[key] = _seconds([row for row in eager if row.phase == phase], 'op', f'{CALLS}; phase {phase}')
+    numbers['stack.step'] = _seconds(eager, 'step', 'what steps of few products take beyond them')
     if row := record.sustained:
         kept = min(1.0, row.early.median / row.late.median)
         source = f'products of {row.size} cubed, the last of {row.seconds:g} s of nothing else against the first'
-        found['device.sustained'] = Number(value=kept, source=source)
+        numbers['device.sustained'] = Number(value=kept, source=source)
     if record.copies:
         # What copies to the host and back reach, and what each takes however small.
         seconds = [one.seconds.median for one in record.copies]
         over = f'{len(record.copies)} copies to the host and back'
         fit = relative_fit([[1.0, one.bytes] for one in record.copies], seconds, over)
         rate = inverse(fit.values[1], max(one.bytes / one.seconds.median for one in record.copies))
-        found['host_link.bandwidth'] = fit.number(rate, 'rate', negative=1 in fit.negative)
-        found['host_link.latency'] = fit.number(fit.values[0], 'time', negative=0 in fit.negative)
-    return found
+        numbers['host_link.bandwidth'] = fit.number(rate, 'rate', negative=1 in fit.negative)
+        numbers['host_link.latency'] = fit.number(fit.values[0], 'time', negative=0 in fit.negative)
+    return numbers
 
 
 def _seconds(rows: Sequence[LaunchRow], what: str, source: str) -> Number:
@@ -267,22 +267,22 @@ def numbers_of(record: Record, tables: Mapping[str, Table]) -> dict[str, Number]
     if record.compute == 'emulated':
         return network(record) | {'slow_down.collective': Number(value=1.0, source=NOTHING)}
     peak_key = peak_of(record)
-    found = _matmul(tables['matmul'].lines, peak_key)
-    peak = found[peak_key].value
+    numbers = _matmul(tables['matmul'].lines, peak_key)
+    peak = numbers[peak_key].value
     if peak_key == VECTOR:
         for dtype, part in NARROW.items():
             source = f'not measured: {part:g} of fp32'
-            found[f'device.vector.{dtype}'] = Number(value=peak * part, kind='flops', source=source, guessed=True)
+            numbers[f'device.vector.{dtype}'] = Number(value=peak * part, kind='flops', source=source, guessed=True)
     else:
         source = f'not measured: {UNITS:g} of the matrix units in {record.dtype}'
-        found[VECTOR] = Number(value=peak * UNITS, kind='flops', source=source, guessed=True)
+        numbers[VECTOR] = Number(value=peak * UNITS, kind='flops', source=source, guessed=True)
     operators = tables['operator'].lines
     # A bench of few operators may have none that streams.
-    found |= _memory(record, [line for line in operators if line.key[0] in STREAMING] or operators)
-    found |= _attention(record, tables['attention'].lines if 'attention' in tables else (), peak)
-    found |= network(record)
-    found |= _slow_down(record.overlap)
-    return found | host(record)
+    numbers |= _memory(record, [line for line in operators if line.key[0] in STREAMING] or operators)
+    numbers |= _attention(record, tables['attention'].lines if 'attention' in tables else (), peak)
+    numbers |= network(record)
+    numbers |= _slow_down(record.overlap)
+    return numbers | host(record)
 
 
 def peak_of(record: Record) -> str:
@@ -340,12 +340,12 @@ def _memory(record: Record, lines: Sequence[Line]) -> dict[str, Number]:
 
 def _attention(record: Record, lines: Sequence[Line], peak: float) -> dict[str, Number]:
     """Rate of the forward, and the backward's seconds over the forward's."""
-    found: dict[tuple[int, ...], dict[str, list[AttentionRow]]] = {}
+    by_size: dict[tuple[int, ...], dict[str, list[AttentionRow]]] = {}
     for row in record.tables.attention:
         size = (row.queries, row.head_dim, row.sequence, row.pairs)
-        found.setdefault(size, {}).setdefault(row.phase, []).append(row)
+        by_size.setdefault(size, {}).setdefault(row.phase, []).append(row)
     # Only sizes that were measured in both phases; those of a program's steps count as often as they are in it.
-    both = [times for times in found.values() if len(times) == 2]
+    both = [times for times in by_size.values() if len(times) == 2]
     ratios = [_mean_of(times['I']) / _mean_of(times['F']) for times in both]
     weights = [sum(row.weight for row in times['F']) for times in both]
     if not lines or not ratios:
@@ -386,23 +386,23 @@ def _quantile(values: Sequence[float], weights: Sequence[int], part: float) -> f
 
 def _slow_down(overlap: Iterable[Stretch]) -> dict[str, Number]:
     """Speeds beside one another, of 1."""
-    found: dict[str, list[Stretch]] = {'matrix': [], 'memory': [], 'collective': []}
+    by_kind: dict[str, list[Stretch]] = {'matrix': [], 'memory': [], 'collective': []}
     for one in overlap:
-        found[one.what].append(one)
-    return {f'slow_down.{what}': _speed(what, stretches) for what, stretches in found.items()}
+        by_kind[one.what].append(one)
+    return {f'slow_down.{what}': _speed(what, stretches) for what, stretches in by_kind.items()}
 
 
 def _speed(what: str, stretches: Sequence[Stretch]) -> Number:
     """One over the factor: of kernels, told by CPU times, the median; of collectives, told by the clock, a low one."""
-    known = [(one.beside, one.factor) for one in stretches if one.factor is not None]
-    if not known:
+    pairs = [(one.beside, one.factor) for one in stretches if one.factor is not None]
+    if not pairs:
         return Number(value=GUESS, source='not measured: a guess', guessed=True)
-    factors = [records.low(factor) if what == 'collective' else factor.median for _, factor in known]
+    factors = [records.low(factor) if what == 'collective' else factor.median for _, factor in pairs]
     # A geometric mean: factors are ratios.
     speed = math.exp(-sum(map(math.log, factors)) / len(factors))
-    flags = [f'beside {other} varies by {factor.cv:.0%}' for other, factor in known if factor.cv > records.MOST_SPREAD]
+    flags = [f'beside {other} varies by {factor.cv:.0%}' for other, factor in pairs if factor.cv > records.MOST_SPREAD]
     if speed > 1 + MOST_RESIDUAL:
         flags.append(f'seemed {speed:.2f} times as quick beside others; set to 1')
     how = 'the 10th percentile' if what == 'collective' else 'the median'
-    source = f'{how} of all runs beside {" and ".join(other for other, _ in known)}'
+    source = f'{how} of all runs beside {" and ".join(other for other, _ in pairs)}'
     return Number(value=min(speed, 1.0), source=source, flags=tuple(flags))

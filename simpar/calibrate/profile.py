@@ -64,9 +64,9 @@ class Calibration:
                 alike.setdefault(number.flags, []).append(key)
         yield from (f'{", ".join(keys)}: {"; ".join(flags)}' for flags, keys in alike.items())
         for kind, table in self.tables.items():
-            if found := sorted(table.flagged, key=lambda line: -line.cv):
-                worst = ', '.join(f'{named(kind, line.key)} ({", ".join(line.flags)})' for line in found[:SHOWN])
-                yield f'{kind} table: {len(found)} of {len(table.lines)} lines are uncertain, e.g. {worst}'
+            if lines := sorted(table.flagged, key=lambda line: -line.cv):
+                worst = ', '.join(f'{named(kind, line.key)} ({", ".join(line.flags)})' for line in lines[:SHOWN])
+                yield f'{kind} table: {len(lines)} of {len(table.lines)} lines are uncertain, e.g. {worst}'
 
 
 def calibrate(record: Record) -> Calibration:
@@ -164,8 +164,8 @@ def _tree(path: Path, calibration: Calibration) -> dict[str, Any]:
     figure = {key: _figure(number, calibration) for key, number in calibration.numbers.items()}
     # Emulated compute takes the device of the shipped profile as it is.
     is_given = record.compute == 'emulated'
-    given: dict[str, Any] = yaml.safe_load(profile_path(GIVEN).read_text(encoding='utf-8')) if is_given else {}
-    compute = ', emulated compute' if given else ''
+    defaults: dict[str, Any] = yaml.safe_load(profile_path(GIVEN).read_text(encoding='utf-8')) if is_given else {}
+    compute = ', emulated compute' if defaults else ''
     where = f' on {record.hosts} hosts' if record.hosts > 1 else ''
     ranks = f'{record.ranks} ranks{where} over {record.library}'
     rows = record.tables.collective if record.library == 'gloo' else []
@@ -180,14 +180,14 @@ def _tree(path: Path, calibration: Calibration) -> dict[str, Any]:
         'description': f'{ranks}, network {record.net}{compute}: {calibration.source}',
         # Of one node; a schedule tells how many nodes it has.
         'devices': record.per_host,
-        'device': given.get('device') or _device(record, figure),
-        'host': given.get('host') or {'mode': 'eager', 'issue': _under(figure, 'host.issue')},
+        'device': defaults.get('device') or _device(record, figure),
+        'host': defaults.get('host') or {'mode': 'eager', 'issue': _under(figure, 'host.issue')},
         'links': _links(record, figure),
         # Where copies to the host were measured.
         **({'host_link': {'name': 'host', **_reached(figure, 'host_link')}} if 'host_link.latency' in figure else {}),
         'library': {'name': library, 'across': 'flat', 'start': figure['library.start'], **exchange},
         'slow_down': {
-            **given.get('slow_down', {}),
+            **defaults.get('slow_down', {}),
             **_under(figure, 'slow_down'),
             # The kernels of these libraries hold their multiprocessors while they wait; a thread that waits sleeps.
             'waiting': record.library != 'gloo',

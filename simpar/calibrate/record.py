@@ -324,11 +324,11 @@ def named(kind: str, key: Key) -> str:
 
 def tables_of(record: Record) -> dict[str, Table]:
     """The tables of a profile; of attention the forward alone, from which the backward is priced."""
-    found: dict[str, list[Row]] = {kind: getattr(record.tables, kind) for kind in profiles.COLUMNS}
+    entries: dict[str, list[Row]] = {kind: getattr(record.tables, kind) for kind in profiles.COLUMNS}
     # The backward is priced as a multiple of the forward.
-    found['attention'] = [row for row in record.tables.attention if row.phase == 'F']
-    takes = {kind: of_messages(record) if kind == 'collective' else low for kind in found}
-    return {kind: Table(kind, _rising(kind, _lines(kind, rows, takes[kind]))) for kind, rows in found.items() if rows}
+    entries['attention'] = [row for row in record.tables.attention if row.phase == 'F']
+    takes = {kind: of_messages(record) if kind == 'collective' else low for kind in entries}
+    return {kind: Table(kind, _rising(kind, _lines(kind, rows, takes[kind]))) for kind, rows in entries.items() if rows}
 
 
 def counted(row: Row) -> Figures:
@@ -357,9 +357,9 @@ def of_messages(record: Record) -> Take:
     return low if record.compute == 'real' and parse_net(record.net).kind == 'none' else usual
 
 
-def _lines(kind: str, found: Iterable[Row], take: Take) -> list[Line]:
+def _lines(kind: str, entries: Iterable[Row], take: Take) -> list[Line]:
     groups: dict[Key, list[Row]] = {}
-    for row in found:
+    for row in entries:
         groups.setdefault(tuple(getattr(row, column) for column in profiles.COLUMNS[kind][:-1]), []).append(row)
     return [_line(key, rows, take) for key, rows in sorted(groups.items())]
 

@@ -159,7 +159,7 @@ def features(case: Case) -> list[dict[str, str]]:
 
     plan, program = case.plan, case.program
     with_strategies = has_strategies(case.workload, case.plan)
-    asked = {
+    by_feature = {
         'strategies of operators': with_strategies,
         f'data {plan.data}': plan.data > 1 and (plan.tensor > 1 or not with_strategies),
         f'tensor {plan.tensor}': plan.tensor > 1,
@@ -173,14 +173,16 @@ def features(case: Case) -> list[dict[str, str]]:
     }
     if metrics.is_pipeline(program):
         named = case.schedule.plan.order
-        asked |= {
+        by_feature |= {
             f'order {named if not case.schedule.plan.rows else "by rows"}': True,
             f'sequence_chunks {plan.sequence_chunks}': plan.sequence_chunks > 1,
             f'receive {plan.receive}': plan.exchange == 'separate',
             f'exchange {plan.exchange}': True,
         }
     executed = _executable(program) or 'yes'
-    return [{'feature': feature, 'simulated': 'yes', 'executable': executed} for feature, on in asked.items() if on]
+    return [
+        {'feature': feature, 'simulated': 'yes', 'executable': executed} for feature, on in by_feature.items() if on
+    ]
 
 
 def _executable(program: Program) -> str:
@@ -230,30 +232,30 @@ def _streams(names: list[str]) -> str:
 
 def _ranges(names: list[str]) -> str:
     """``layer0 layer1 layer2`` as ``layer0-2``."""
-    told: list[tuple[str, int, int]] = []
+    spans: list[tuple[str, int, int]] = []
     for name in names:
         stem, number = re.fullmatch(r'(.*?)(\d*)', name).groups()  # type: ignore[union-attr]
         at = int(number) if number else -1
         # Only neighbours in order: a gap must stay visible.
-        if told and number and told[-1][0] == stem and told[-1][2] == at - 1:
-            told[-1] = (stem, told[-1][1], at)
+        if spans and number and spans[-1][0] == stem and spans[-1][2] == at - 1:
+            spans[-1] = (stem, spans[-1][1], at)
         else:
-            told.append((stem, at, at))
+            spans.append((stem, at, at))
     return ', '.join(
         stem if first < 0 else f'{stem}{first}' if first == last else f'{stem}{first}-{last}'
-        for stem, first, last in told
+        for stem, first, last in spans
     )
 
 
 def _partition_lines(partitions: dict[str, list[list[int]]]) -> list[str]:
     lines = []
     for name, groups in partitions.items():
-        shown = ' '.join(
+        text = ' '.join(
             '[' + ' '.join(map(str, group[:8])) + (' …' if len(group) > 8 else '') + ']'
             for group in groups[:SHOWN_GROUPS]
         )
         more = f' and {len(groups) - SHOWN_GROUPS} more' if len(groups) > SHOWN_GROUPS else ''
-        lines.append(f'  partition {name}: {shown}{more}')
+        lines.append(f'  partition {name}: {text}{more}')
     return lines
 
 

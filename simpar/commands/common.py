@@ -43,12 +43,12 @@ def about(case: Case) -> str:
 
 def case_waited_for(options: argparse.Namespace) -> Case:
     """The case of a verb's file and flags; where it takes long, it is told for how long."""
-    with waiting('preparing') as told:
+    with waiting('preparing') as notice:
         schedule = load_schedule(options.file, options.set, module=graph_of(options))
         limit = size.parse_limit(options.limit)
         most = most_seconds(schedule)
         # A bound above the limit is a coarse one: whether it is refused is found out now.
-        told.most = most if most <= limit.seconds else 0.0
+        notice.most = most if most <= limit.seconds else 0.0
         return case_of(schedule, limit=limit)
 
 
@@ -225,29 +225,29 @@ class Waiting:
     def text(self, passed: float) -> str:
         """The line after so many seconds."""
         left = self.most - passed
-        known = f', {units.format_duration(left)} left at most' if left > 0 else ''
-        return f'{self.what}: {units.format_duration(passed)} so far{known}'
+        rest = f', {units.format_duration(left)} left at most' if left > 0 else ''
+        return f'{self.what}: {units.format_duration(passed)} so far{rest}'
 
 
 @contextmanager
 def waiting(what: str, *, after: float = SHORT) -> Iterator[Waiting]:
     """Tell from ``after`` seconds on that the body still works; on a terminal the line is gone in the end."""
-    told, done = Waiting(what), Event()
+    notice, done = Waiting(what), Event()
     # A thread, since the work itself has no place to tell it from. It sleeps, and never touches the work.
-    teller = Thread(target=_tell, args=(told, done, after), daemon=True)
+    teller = Thread(target=_tell, args=(notice, done, after), daemon=True)
     teller.start()
     try:
-        yield told
+        yield notice
     finally:
         done.set()
         teller.join()
 
 
-def _tell(told: Waiting, done: Event, after: float) -> None:
+def _tell(notice: Waiting, done: Event, after: float) -> None:
     began = monotonic()
     with Line() as line:
         # Without a terminal lines stay, and what is quick says nothing, as of other progress.
         pause = after if line.is_shown else _SELDOM / SHORT * after
         while not done.wait(pause):
-            line.say(told.text(monotonic() - began), monotonic())
+            line.say(notice.text(monotonic() - began), monotonic())
             pause = _ALIVE if line.is_shown else _SELDOM

@@ -14,7 +14,7 @@ from simpar.schedule import load_schedule
 
 def export_command(options: argparse.Namespace) -> int:
     """Write the file, or edit the user's own; what the framework cannot say is told first."""
-    given = dict(common.named_values(options.given, '--given'))
+    variables = dict(common.named_values(options.given, '--given'))
     schedule = load_schedule(options.file, options.set)
     if not options.onto:
         made = export.export(schedule, options.to)
@@ -30,7 +30,7 @@ def export_command(options: argparse.Namespace) -> int:
             for name, text in made.beside.items():
                 sys.stdout.write(f'\n# {name}\n{text}')
         return 0
-    edited = onto.onto(schedule, options.to, options.onto, given=given)
+    edited = onto.onto(schedule, options.to, options.onto, given=variables)
     target = options.output or options.onto
     files.write_atomically(target, edited.text)
     if options.json:

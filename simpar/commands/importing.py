@@ -42,9 +42,13 @@ def import_command(options: argparse.Namespace) -> int:
     useless += [Problem('--for', what, 'leave it out')] if options.schedule else []
     useless += [Problem('--save', what, 'write --output FILE for the schedule')] if options.save else []
     refuse(useless)
-    given, over = _given(options.set)
+    file_settings, over = _split_settings(options.set)
     made = read.imported(
-        options.file, given=given, profile=options.cluster or '', model=options.model or '', arguments=options.arguments
+        options.file,
+        given=file_settings,
+        profile=options.cluster or '',
+        model=options.model or '',
+        arguments=options.arguments,
     )
     if options.model and options.output:
         # Paths in a schedule are from its folder.
@@ -80,11 +84,11 @@ def _read_back(text: str, options: argparse.Namespace) -> None:
         raise refusal(f'{options.file}', what, instead or '--set says another plan') from None
     except ScheduleError as error:
         what = 'in the schedule that it comes to, '
-        told = [
+        problems = [
             Problem(f'{options.file}', f'{what}{_of_line(text, one.place)}{one.what}', one.instead)
             for one in error.problems
         ]
-        raise ScheduleError(told) from None
+        raise ScheduleError(problems) from None
 
 
 def _of_line(text: str, place: str) -> str:
@@ -94,16 +98,16 @@ def _of_line(text: str, place: str) -> str:
     return f'of {line.partition("# ")[2].strip()}: ' if '# ' in line else ''
 
 
-def _given(settings: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
+def _split_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
     """What ``--set`` says of the file, and what of the schedule: keys of that begin with a part of it."""
-    given: dict[str, str] = {}
+    file_settings: dict[str, str] = {}
     over: dict[str, Any] = {}
     for setting, (name, value) in zip(settings, common.named_values(settings, '--set'), strict=True):
         if name.split('.')[0] in ('workload', 'plan', 'cluster'):
             over[name] = override(tree.parse('{}', setting), [setting]).get(tuple(name.split('.')))
         else:
-            given[name] = value
-    return given, over
+            file_settings[name] = value
+    return file_settings, over
 
 
 def _import_json(made: mapping.Import, text: str) -> dict[str, Any]:
@@ -149,11 +153,11 @@ def import_trace(options: argparse.Namespace) -> int:
 
 def _useless_flags(options: argparse.Namespace) -> Iterator[Problem]:
     """Flags that would change nothing."""
-    for flag, given in (('--set', options.set), ('--model', options.model), ('--cluster', options.cluster)):
-        if given:
+    for flag, option in (('--set', options.set), ('--model', options.model), ('--cluster', options.cluster)):
+        if option:
             yield Problem(flag, 'a recording has no settings', 'leave it out, or write it into the schedule of --for')
-    for flag, given, what in (('--output', options.output, 'profile'), ('--save', options.save, 'measured trace')):
-        if given and not options.schedule:
+    for flag, option, what in (('--output', options.output, 'profile'), ('--save', options.save, 'measured trace')):
+        if option and not options.schedule:
             yield Problem(flag, f"a {what} is written of a schedule's ops", 'write --for SCHEDULE.yaml too')
     if options.output:
         calibrate.require_profile_path(options.output)
@@ -163,8 +167,8 @@ def _joined(options: argparse.Namespace, traces: Sequence[RankTrace]) -> _Beside
     case, torch = load_case(options.schedule), all(trace.format == kineto.KINETO for trace in traces)
     if options.save and not torch:
         raise refusal('--save', 'a table of kernels does not say which layer each is of', 'leave it out')
-    found = joined(case.program, traces)
-    beside = _written(options, case, found, traces[0].device or ('a host' if torch else 'Ascend'))
+    join = joined(case.program, traces)
+    beside = _written(options, case, join, traces[0].device or ('a host' if torch else 'Ascend'))
     if not options.save:
         return beside
     trace, saved = measured_trace(case.program, traces)
@@ -172,26 +176,26 @@ def _joined(options: argparse.Namespace, traces: Sequence[RankTrace]) -> _Beside
     return replace(beside, saved=saved)
 
 
-def _written(options: argparse.Namespace, case: Case, found: Join, device: str) -> _Beside:
+def _written(options: argparse.Namespace, case: Case, join: Join, device: str) -> _Beside:
     """What was joined beside the prediction, and the profile of it where one is asked for."""
-    if not found.lines:
+    if not join.lines:
         what, instead = f'holds no op of {options.schedule}', 'record with record_shapes=True; check the batch'
         raise refusal(options.file, what, instead)
     step, priced = predict.step_of(case.program, case.cluster), _priced(case)
     if not options.output:
-        return _Beside(found, step, priced)
+        return _Beside(join, step, priced)
     source = f'{options.file.name}, recorded ops of {device}, read {datetime.now(timezone.utc):{DATE}}'
     files = write_measured(
-        options.output, case.schedule.cluster.profile, found, source, str(case.workload.precision), copies_of(case)
+        options.output, case.schedule.cluster.profile, join, source, str(case.workload.precision), copies_of(case)
     )
     over = [f'cluster.profile={options.output.resolve()}']
     stack = case.cluster.stack
-    if found.issue and stack and stack.name in profiles.stack_names():
+    if join.issue and stack and stack.name in profiles.stack_names():
         files.append(options.output.with_name(f'{options.output.stem}.stack.yaml'))
-        write_stack(files[-1], stack, found, source)
+        write_stack(files[-1], stack, join, source)
         over.append(f'cluster.stack={files[-1].resolve()}')
     again = load_case(options.schedule, over)
-    return _Beside(found, step, priced, tuple(files), predict.step_of(again.program, again.cluster))
+    return _Beside(join, step, priced, tuple(files), predict.step_of(again.program, again.cluster))
 
 
 def copies_of(case: Case) -> Copies:
@@ -207,29 +211,29 @@ def copies_of(case: Case) -> Copies:
 def _priced(case: Case) -> dict[Any, float]:
     """What the schedule's own cluster makes of each kind of op, in seconds."""
     costs, program = price.price(case.program, case.cluster), case.program
-    found = {}
+    seconds = {}
     for index, op in enumerate(program.op_classes):
         key = program_key(program, op)
         if key is not None:
             talk = costs.communication.get(index)
-            found[key] = float(costs.compute[index]) if talk is None else talk[0].alpha + talk[0].transfer
-    return found
+            seconds[key] = float(costs.compute[index]) if talk is None else talk[0].alpha + talk[0].transfer
+    return seconds
 
 
 def _table(beside: _Beside) -> Iterator[str]:
-    found = beside.join
-    yield f'step      recorded {format_time(found.step)}, predicted {format_time(beside.step)}'
-    if found.step:
-        yield f'matched   {found.matched / found.step:.0%} of the recorded step is in ops that the schedule has'
-        yield f'          {found.share:.0%} of the time of recorded ops, collectives among them'
+    join = beside.join
+    yield f'step      recorded {format_time(join.step)}, predicted {format_time(beside.step)}'
+    if join.step:
+        yield f'matched   {join.matched / join.step:.0%} of the recorded step is in ops that the schedule has'
+        yield f'          {join.share:.0%} of the time of recorded ops, collectives among them'
     yield ''
     yield f'{"op":34} {"recorded":>10} {"predicted":>10}  a step: program, recorded'
-    lines = sorted(found.lines, key=lambda line: -line.seconds * line.recorded)
+    lines = sorted(join.lines, key=lambda line: -line.seconds * line.recorded)
     yield from (_line(line, beside) for line in lines[:SHOWN])
     if len(lines) > SHOWN:
         yield f'and {len(lines) - SHOWN} more'
-    if found.missing:
-        names = ', '.join(f'{name} ({often})' for name, often in _missing(found).most_common(SHOWN))
+    if join.missing:
+        names = ', '.join(f'{name} ({often})' for name, often in _missing(join).most_common(SHOWN))
         yield f'Not in the recording: {names}'
     if beside.saved:
         yield f"the saved trace has times of {beside.saved:.0%} of the program's ops; the others take none in it"
@@ -238,31 +242,31 @@ def _table(beside: _Beside) -> Iterator[str]:
         yield f'wrote {files}: with them the predicted step is {format_time(beside.after)}'
 
 
-def _missing(found: Join) -> Counter[str]:
+def _missing(join: Join) -> Counter[str]:
     names: Counter[str] = Counter()
-    for key, often in found.missing:
+    for key, often in join.missing:
         names[named(key)] += often
     return names
 
 
 def _line(line: Joined, beside: _Beside) -> str:
     predicted = beside.priced.get(line.key)
-    shown = format_time(predicted) if predicted is not None else '-'
-    return f'{named(line.key):34} {format_time(line.seconds):>10} {shown:>10}  {line.program}, {line.recorded:.3g}'
+    text = format_time(predicted) if predicted is not None else '-'
+    return f'{named(line.key):34} {format_time(line.seconds):>10} {text:>10}  {line.program}, {line.recorded:.3g}'
 
 
 def _joined_json(beside: _Beside) -> dict[str, Any]:
-    found = beside.join
+    join = beside.join
     return {
         'step': {
-            'recorded': found.step,
+            'recorded': join.step,
             'predicted': beside.step,
-            'matched': found.matched,
-            'share': found.share,
-            'messages': found.messages,
+            'matched': join.matched,
+            'share': join.share,
+            'messages': join.messages,
         },
-        'ops': [asdict(line) | {'predicted': beside.priced.get(line.key)} for line in found.lines],
-        'missing': dict(_missing(found)),
+        'ops': [asdict(line) | {'predicted': beside.priced.get(line.key)} for line in join.lines],
+        'missing': dict(_missing(join)),
         'written': [str(path) for path in beside.written],
         'saved': beside.saved,
         'predicted_with_them': beside.after if beside.written else None,
@@ -293,19 +297,19 @@ def init_command(options: argparse.Namespace) -> int:
 
 def _fastest(firsts: Sequence[First]) -> tuple[First, tuple[str, ...]]:
     """The schedule with the shortest predicted step of those that fit, and lines on all that were predicted."""
-    known: dict[Degrees, First] = {}
+    by_degrees: dict[Degrees, First] = {}
     steps: dict[Degrees, Step] = {}
     for first in firsts:
         full = [first.with_full_recomputation()] if first.plan.recompute != 'full' else []
         for one in (first, *full):
             step = _predicted(one) if one.plan not in steps else None
             if step is not None:
-                known[one.plan], steps[one.plan] = one, step
+                by_degrees[one.plan], steps[one.plan] = one, step
             if step is None or step.fits:
                 break
     # Where none can be predicted, the one that holds least, which the user is told of when it runs.
     best = min(steps, key=lambda plan: (not steps[plan].fits, steps[plan].seconds), default=firsts[0].plan)
-    return known.get(best, firsts[0]), compared(steps)
+    return by_degrees.get(best, firsts[0]), compared(steps)
 
 
 def _predicted(first: First) -> Step | None:
@@ -339,8 +343,8 @@ def _sizes(model: str, sequence: int) -> tuple[Mapping[str, Any], str]:
     if model.lower() in MODELS:
         return MODELS[model.lower()], ''
     if not model.endswith('.json'):
-        known = f'one of {", ".join(MODELS)}, or a config.json'
-        raise refusal('--model', f'no known model ({model[:40]!r})', known)
+        choices = f'one of {", ".join(MODELS)}, or a config.json'
+        raise refusal('--model', f'no known model ({model[:40]!r})', choices)
     probe = {'simpar': 1, 'cluster': 'h100-sxm-8', 'workload': {'model': model, 'sequence': sequence, 'batch': 65536}}
     network = schedule.load_schedule({**probe, 'plan': {'data': 8}}).workload.model
     assert isinstance(network, workload.Transformer)

@@ -63,8 +63,8 @@ def compare_command(options: argparse.Namespace) -> int:
     if options.plot:
         _draw(options.plot, predicted, measured, comparison, gain)
     if options.json:
-        found = comparing.gain_to_dict(gain) if gain else comparing.comparison_to_dict(comparison)
-        print_json({**found, 'statistic': statistic_json(comparison.steps)})
+        summary = comparing.gain_to_dict(gain) if gain else comparing.comparison_to_dict(comparison)
+        print_json({**summary, 'statistic': statistic_json(comparison.steps)})
     else:
         sys.stdout.write(comparing.render_gain(gain) if gain else comparing.render_comparison(comparison))
         print(statistic_line(comparison.steps, comparison.origin))
@@ -96,8 +96,8 @@ def _draw(path: Path, predicted: SavedTrace, measured: SavedTrace, comparison: C
 
 def diff_command(options: argparse.Namespace) -> int:
     """Print what changed; raises ``ScheduleError`` where a file is no saved answer."""
-    found = difference(load_trace(options.old), load_trace(options.new), (str(options.old), str(options.new)))
-    print_answer(options, lambda: difference_to_dict(found), lambda: render_difference(found))
+    changes = difference(load_trace(options.old), load_trace(options.new), (str(options.old), str(options.new)))
+    print_answer(options, lambda: difference_to_dict(changes), lambda: render_difference(changes))
     return 0
 
 
@@ -211,19 +211,25 @@ def _answer(
         written.append(options.plot)
     if options.html:
         written.append(
-            _page(options, case, prediction, gain, [comparing.verdict(gain, unlike), *_told(case, gain, net), *notes])
+            _page(
+                options,
+                case,
+                prediction,
+                gain,
+                [comparing.verdict(gain, unlike), *_comparison_lines(case, gain, net), *notes],
+            )
         )
     if options.json:
-        told = {
+        extra = {
             'statistic': statistic_json(comparison.steps),
             'network': _network(case, net),
             'without_effect': without_effect_json(prediction.without_effect),
             'note': ' '.join(notes),
         }
-        print_json({**comparing.gain_to_dict(gain), **told, **({'verdict': unlike} if unlike else {})})
+        print_json({**comparing.gain_to_dict(gain), **extra, **({'verdict': unlike} if unlike else {})})
         return
     sys.stdout.write(comparing.render_gain(gain, unlike=unlike))
-    for line in _told(case, gain, net):
+    for line in _comparison_lines(case, gain, net):
         print(line)
     if prediction.without_effect:
         print(without_effect_line(prediction.without_effect))
@@ -239,7 +245,7 @@ def _side(prediction: Prediction, measured: SavedTrace) -> Side:
     return comparing.side_of(measured.name, prediction.trace, trace, comparison, measured.samples)
 
 
-def _told(case: Case, gain: Gain, net: Net) -> list[str]:
+def _comparison_lines(case: Case, gain: Gain, net: Net) -> list[str]:
     """What is compared, in words."""
     comparison = gain.plan.comparison
     turns = ' Plan and baseline ran in turns.' if gain.baseline else ''

@@ -153,14 +153,14 @@ def check_flags(options: argparse.Namespace) -> None:
     problems = [
         errors.Problem(row['flag'], row['what'], row['instead'])
         for row in _PAIRS
-        if options.verb in row['verbs'].split() and _given(options, row['flag'])
-        if _given(options, row['beside'] or row['without']) == bool(row['beside'])
+        if options.verb in row['verbs'].split() and _is_set(options, row['flag'])
+        if _is_set(options, row['beside'] or row['without']) == bool(row['beside'])
     ]
     errors.refuse(problems)
     files.check_outputs((row for row in _FLAGS if options.verb in row['verbs'].split()), options)
 
 
-def _given(options: argparse.Namespace, flag: str) -> bool:
+def _is_set(options: argparse.Namespace, flag: str) -> bool:
     row = next(row for row in _FLAGS if row['flag'] == flag and options.verb in row['verbs'].split())
     value = getattr(options, row['name'] or flag.removeprefix('--').replace('-', '_'))
     return bool(value) and str(value) != row['default']

@@ -33,51 +33,54 @@ def calibrate_command(options: argparse.Namespace) -> int:
         code = subprocess.run([*BENCH, *flags, *(['--quick'] if options.quick else [])], check=False).returncode
         if code:
             return code
-        found = calibrate.calibrate(calibrate.load_record(file))
-    written = calibrate.write_profile(options.output, found)
+        calibration = calibrate.calibrate(calibrate.load_record(file))
+    written = calibrate.write_profile(options.output, calibration)
     # Read back at once: a profile that cannot be used should fail here, not in the next run.
     profiles.load_profile(options.output)
-    answers.print_answer(options, lambda: profile_to_dict(found, written), lambda: render_profile(found, written))
+    answers.print_answer(
+        options, lambda: profile_to_dict(calibration, written), lambda: render_profile(calibration, written)
+    )
     return 0
 
 
-def profile_to_dict(found: calibrate.Calibration, written: list[Path]) -> dict[str, object]:
+def profile_to_dict(calibration: calibrate.Calibration, written: list[Path]) -> dict[str, object]:
     """The answer as one object; times in seconds, rates in bytes and operations a second."""
     return {
         'profile': str(written[0]),
         # A stack, which devices have, comes behind them.
-        'tables': {kind: str(path) for kind, path in zip(found.tables, written[1:], strict=False)},
-        'stack': str(written[-1]) if found.record.launches else None,
-        'source': found.source,
-        'net': found.record.net,
+        'tables': {kind: str(path) for kind, path in zip(calibration.tables, written[1:], strict=False)},
+        'stack': str(written[-1]) if calibration.record.launches else None,
+        'source': calibration.source,
+        'net': calibration.record.net,
         'numbers': {
             key: {'value': number.value, 'grade': number.grade, 'source': number.source, 'flags': list(number.flags)}
-            for key, number in found.numbers.items()
+            for key, number in calibration.numbers.items()
         },
-        'grades': {kind: table.grade for kind, table in found.tables.items()},
-        'flags': list(found.flags),
-        'notes': list(found.record.notes),
+        'grades': {kind: table.grade for kind, table in calibration.tables.items()},
+        'flags': list(calibration.flags),
+        'notes': list(calibration.record.notes),
     }
 
 
-def render_profile(found: calibrate.Calibration, written: list[Path]) -> str:
+def render_profile(calibration: calibrate.Calibration, written: list[Path]) -> str:
     """The answer for a person."""
-    value = {key: number.value for key, number in found.numbers.items()}
-    emulated = found.record.compute == 'emulated'
+    value = {key: number.value for key, number in calibration.numbers.items()}
+    emulated = calibration.record.compute == 'emulated'
     latency, start = (units.format_time(value[key]) for key in ('links.latency', 'library.start'))
     alpha = f'{latency} a step and {start} a collective'
-    tables = ', '.join(f'{kind} {len(table.lines)} lines ({table.grade})' for kind, table in found.tables.items())
+    tables = ', '.join(f'{kind} {len(table.lines)} lines ({table.grade})' for kind, table in calibration.tables.items())
     compute = ', emulated compute' if emulated else ''
-    spread = ', '.join(f'{kind} {table.spread:.1%}' for kind, table in found.tables.items())
+    spread = ', '.join(f'{kind} {table.spread:.1%}' for kind, table in calibration.tables.items())
+    record = calibration.record
     lines = [
-        f'{found.record.ranks} ranks of a {found.record.machine}, network {found.record.net}{compute}',
-        *([] if emulated else _computing(value, calibrate.figures.peak_of(found.record))),
+        f'{record.ranks} ranks of a {record.machine}, network {record.net}{compute}',
+        *([] if emulated else _computing(value, calibrate.figures.peak_of(calibration.record))),
         f'  network          {units.format_rate(value["links.bandwidth"])}, {alpha}',
         f'  spread           {spread} (median of the CVs)',
         *([] if emulated else [_beside(value)]),
         f'  tables           {tables}',
     ]
-    wrong = list(found.summary())
+    wrong = list(calibration.summary())
     lines += ['uncertain, and therefore of grade estimate:', *(f'  {line}' for line in wrong)] if wrong else []
     lines += [f'wrote {path}' for path in written]
     return '\n'.join(lines) + '\n'
@@ -105,14 +108,14 @@ def validate_command(options: argparse.Namespace) -> int:
         for path, lacks in other_files(options.data):
             print(f'{path.name} is left out, as it is no set of steps: {lacks.what}', file=sys.stderr)
     with common.Progress() as progress:
-        found = run.answers(run.outcomes(rows, options.jobs, progress, size.parse_limit(options.limit)))
+        scores = run.answers(run.outcomes(rows, options.jobs, progress, size.parse_limit(options.limit)))
     if options.plot:
         from simpar.plot import write_figure
         from simpar.validate.text import scatter
 
-        write_figure(options.plot, scatter(found))
+        write_figure(options.plot, scatter(scores))
     wrote = f'wrote {options.plot}\n' if options.plot else ''
-    answers.print_answer(options, lambda: to_dict(found), lambda: render(found) + wrote)
+    answers.print_answer(options, lambda: to_dict(scores), lambda: render(scores) + wrote)
     return 0
 
 
@@ -138,8 +141,8 @@ def replay_command(options: argparse.Namespace) -> int:
     job = recording.read_job(options.file)
     scale = recording.chosen_ops(job, options.scale)
     with common.Progress() as progress:
-        found = recording.straggling(job, scale, progress)
-    answers.print_answer(options, lambda: recording_text.to_dict(found), lambda: recording_text.render(found))
+        report = recording.straggling(job, scale, progress)
+    answers.print_answer(options, lambda: recording_text.to_dict(report), lambda: recording_text.render(report))
     return 0
 
 
@@ -149,9 +152,9 @@ def _chakra(options: argparse.Namespace) -> int:
         raise errors.refusal('--scale', 'it knows no ops of Chakra traces', 'leave it out')
     profile = profiles.profile_of_flag(options.cluster, '--cluster') if options.cluster else None
     with common.waiting('replaying Chakra traces'):
-        found = chakra.replayed(options.file, profile)
-    if found.silent:
-        what = f'{found.silent:,} messages and collectives have no duration'
+        replay = chakra.replayed(options.file, profile)
+    if replay.silent:
+        what = f'{replay.silent:,} messages and collectives have no duration'
         raise errors.refusal(options.file, what, 'name the devices that price them, --cluster PROFILE')
-    answers.print_answer(options, lambda: chakra.to_dict(found), lambda: chakra.render(found))
+    answers.print_answer(options, lambda: chakra.to_dict(replay), lambda: chakra.render(replay))
     return 0

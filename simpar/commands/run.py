@@ -39,8 +39,8 @@ def run_command(options: argparse.Namespace) -> int:
     if options.fit:
         from simpar.validate.anchor import fitted_case, read_own_step
 
-        case, found = fitted_case(case, read_own_step(options.fit))
-        more.append(('fitted', asdict(found), [found.line]))
+        case, fit = fitted_case(case, read_own_step(options.fit))
+        more.append(('fitted', asdict(fit), [fit.line]))
     if options.anchor:
         from simpar.validate.anchor import anchored
 
@@ -96,8 +96,8 @@ def _show(options: argparse.Namespace, prediction: predict.Prediction, case: Cas
 def _predicted(case: Case, steps: int) -> predict.Prediction:
     # Without a baseline there is one simulation alone, of which no share can be told.
     if case.baseline is None:
-        with common.waiting('simulating') as told:
-            told.most = common.most_seconds(case.schedule)
+        with common.waiting('simulating') as notice:
+            notice.most = common.most_seconds(case.schedule)
             return case.predict(steps)
     with common.Progress('simulations done', after=common.SHORT) as progress:
         return case.predict(steps, progress=progress)

@@ -29,8 +29,8 @@ def script_command(options: argparse.Namespace) -> int:
     """Print the script."""
     on = case.cluster_of(schedule.load_schedule(options.file, options.set))
     text = _script(options, on)
-    told = {'launcher': options.launcher, 'hosts': on.nodes, 'ranks': on.world, 'script': text}
-    print_answer(options, lambda: told, lambda: text)
+    summary = {'launcher': options.launcher, 'hosts': on.nodes, 'ranks': on.world, 'script': text}
+    print_answer(options, lambda: summary, lambda: text)
     return 0
 
 
@@ -62,8 +62,8 @@ def _words(options: argparse.Namespace, on: hardware.Cluster) -> dict[str, str]:
     # The preflight looks for the same devices as the ranks.
     computes = options.device or DEVICES.get(on.profile.library.name, 'cpu')
     device = [] if computes == 'cpu' else ['--device', computes]
-    kept = ['--checkpoint', str(options.checkpoint), '--every', str(options.every)] if options.checkpoint else []
-    kept += ['--resume'] if options.resume else []
+    flags = ['--checkpoint', str(options.checkpoint), '--every', str(options.every)] if options.checkpoint else []
+    flags += ['--resume'] if options.resume else []
     target = [str(options.file), *(word for one in options.set for word in ('--set', one)), *device]
     pods = [f'{name}-{index}.{name}' for index in range(on.nodes)]
     example = [f'node{index}' for index in range(min(on.nodes, _SHOWN))] + ['...'] * (on.nodes > _SHOWN)
@@ -71,7 +71,7 @@ def _words(options: argparse.Namespace, on: hardware.Cluster) -> dict[str, str]:
         'name': name,
         'target': shlex.join(target),
         'steps': str(options.steps),
-        'kept': ''.join(f' {word}' for word in map(shlex.quote, kept)),
+        'kept': ''.join(f' {word}' for word in map(shlex.quote, flags)),
         'hosts': str(on.nodes),
         'last_host': str(on.nodes - 1),
         'each': str(on.devices),

@@ -47,9 +47,9 @@ def _swept(options: argparse.Namespace, sweep: Sweep) -> SweepAnswer:
                 options.jobs, progress, journal=_journal(options), scheduler=options.scheduler or '', note=progress.note
             )
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(_rows_kept(options, progress)) from None
+            raise KeyboardInterrupt(_journal_text(options, progress)) from None
         except RunFailed as failed:
-            raise RunFailed(f'{failed}; {_rows_kept(options, progress)}') from None
+            raise RunFailed(f'{failed}; {_journal_text(options, progress)}') from None
 
 
 def _journal(options: argparse.Namespace) -> Path | None:
@@ -59,7 +59,7 @@ def _journal(options: argparse.Namespace) -> Path | None:
     return named or (table.with_name(f'{table.name}.rows') if table else None)
 
 
-def _rows_kept(options: argparse.Namespace, progress: common.Progress) -> str:
+def _journal_text(options: argparse.Namespace, progress: common.Progress) -> str:
     journal = _journal(options)
     if journal is None:
         return 'no row is kept; with --csv or --journal the same command would go on from the finished ones'
@@ -86,22 +86,22 @@ def why_not_command(options: argparse.Namespace) -> int:
     """Print sets of overlaps, the best first; raise ``Infeasible`` where none fits."""
     case = common.case_waited_for(options)
     with common.waiting('predicting sets of overlaps'):
-        found = why_not.why_not(case, options.overlap)
+        answer = why_not.why_not(case, options.overlap)
     if options.html:
-        best = found.case or case
+        best = answer.case or case
         page = answer_page(
             best.predict(),
             schedule=common.schedule_text(options),
             notes=best.notes,
             about=common.about(best),
-            overlaps=found.html,
+            overlaps=answer.html,
         )
         files.write_atomically(options.html, page)
     wrote = f'wrote {options.html}\n' if options.html else ''
     warnings = ''.join(f'Note: {line}\n' for line in (*case.beside_stack, *case.left_out))
-    answers.print_answer(options, found.to_dict, lambda: found.render() + warnings + wrote)
+    answers.print_answer(options, answer.to_dict, lambda: answer.render() + warnings + wrote)
     sys.stdout.flush()
-    if found.best is None and found.verdicts:
+    if answer.best is None and answer.verdicts:
         raise Infeasible('no set of overlaps fits; the table says why')
     return 0
 
@@ -117,14 +117,17 @@ def plan_command(options: argparse.Namespace) -> int:
     if options.devices:
         return _sizes(options, planning)
     answer = _searched(options, planning)
-    found = plan.Planned(answer=answer)
+    explanation = plan.Planned(answer=answer)
     if not options.brief:
-        found = plan.explained(answer, jobs=options.jobs, scheduler=options.scheduler or '')
+        explanation = plan.explained(answer, jobs=options.jobs, scheduler=options.scheduler or '')
     written = _write_plan(options, planning, answer)
     answers.print_answer(
         options,
-        lambda: render.to_dict(answer, found.why, found.robustness),
-        lambda: render.render(answer, found.why, found.robustness) + ''.join(f'wrote {path}\n' for path in written),
+        lambda: render.to_dict(answer, explanation.why, explanation.robustness),
+        lambda: (
+            render.render(answer, explanation.why, explanation.robustness)
+            + ''.join(f'wrote {path}\n' for path in written)
+        ),
     )
     sys.stdout.flush()
     if answer.best is None and answer.complete:
@@ -163,13 +166,13 @@ def _searched(options: argparse.Namespace, planning: Planning) -> Answer:
 def _sizes(options: argparse.Namespace, planning: Planning) -> int:
     """Plan on several numbers of devices."""
     budget = throughput.parse_budget(options.train) if options.train else None
-    found = plan.sizes(planning, options.devices, budget, lambda one: _searched(options, one))
-    if options.plot and found.front:
-        write_figure(options.plot, found.plot())
-    wrote = f'wrote {options.plot}\n' if options.plot and found.front else ''
-    answers.print_answer(options, lambda: render.sizes_to_dict(found), lambda: render.render_sizes(found) + wrote)
+    sizes = plan.sizes(planning, options.devices, budget, lambda one: _searched(options, one))
+    if options.plot and sizes.front:
+        write_figure(options.plot, sizes.plot())
+    wrote = f'wrote {options.plot}\n' if options.plot and sizes.front else ''
+    answers.print_answer(options, lambda: render.sizes_to_dict(sizes), lambda: render.render_sizes(sizes) + wrote)
     sys.stdout.flush()
-    if not found.front and all(one.answer.complete for one in found.found):
+    if not sizes.front and all(one.answer.complete for one in sizes.found):
         raise Infeasible('no plan fits on any of these numbers of devices')
     return 0
 

@@ -28,14 +28,14 @@ def trace_command(options: argparse.Namespace) -> int:
     schedule = options.schedule
     changes = [] if schedule else [change_of(text) for text in options.what_if]
     traces = read_traces(options.recording, _names(options.communication), host=schedule is not None)
-    found = _of_schedule(options, traces) if schedule else what_if(traces, changes) if changes else None
-    answer = _answer(options.what_if, found, scaled=schedule is not None) if found else ()
+    outcome = _of_schedule(options, traces) if schedule else what_if(traces, changes) if changes else None
+    answer = _answer(options.what_if, outcome, scaled=schedule is not None) if outcome else ()
     lines = (*answer, *trace_lines(traces))
     if options.html:
         _write_page(options.html, traces)
     print_answer(
         options,
-        lambda: trace_to_dict(traces) | ({'what_if': asdict(found)} if found else {}),
+        lambda: trace_to_dict(traces) | ({'what_if': asdict(outcome)} if outcome else {}),
         lambda: ''.join(f'{line}\n' for line in lines),
     )
     return 0
@@ -56,14 +56,14 @@ def _steps(traces: Sequence[RankTrace]) -> list[list[tuple[str, Figures]]]:
     return [list(step_figures(trace)) for trace in traces]
 
 
-def _answer(words: Sequence[str], found: WhatIf, *, scaled: bool) -> Iterator[str]:
+def _answer(words: Sequence[str], outcome: WhatIf, *, scaled: bool) -> Iterator[str]:
     """The answer to what is asked, and how far it goes.
 
     Arguments: ``scaled``, whether both steps are predictions, which the recorded step scales.
     """
-    change, error = found.changed / found.replayed - 1, found.replayed / found.recorded - 1
-    before = found.recorded if scaled else found.replayed
-    how = f'; {found.chosen} kernels and messages are changed.'
+    change, error = outcome.changed / outcome.replayed - 1, outcome.replayed / outcome.recorded - 1
+    before = outcome.recorded if scaled else outcome.replayed
+    how = f'; {outcome.chosen} kernels and messages are changed.'
     how = ', as the ops of the recording are predicted to make it.' if scaled else how
     after = format_time(before * (1 + change))
     yield f'With {", ".join(words)} a step would take {after} in place of {format_time(before)} ({change:+.1%}){how}'
@@ -80,18 +80,18 @@ def _of_schedule(options: argparse.Namespace, traces: Sequence[RankTrace]) -> Wh
     from simpar.recording.readers import joined, write_measured
 
     case = load_case(options.schedule)
-    found = joined(case.program, traces)
-    if not found.lines or not found.step:
+    join = joined(case.program, traces)
+    if not join.lines or not join.step:
         what = f'holds no whole step with ops of {options.schedule}'
         raise errors.refusal(options.recording, what, 'record steps with record_shapes=True; check the batch')
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'recorded.yaml'
-        write_measured(path, case.schedule.cluster.profile, found, 'recorded ops', str(case.workload.precision))
+        write_measured(path, case.schedule.cluster.profile, join, 'recorded ops', str(case.workload.precision))
         mine = f'cluster.profile={path}'
         before = load_case(options.schedule, [mine]).predict().step
         after = load_case(options.schedule, [mine, *options.what_if]).predict().step
-    chosen = sum(line.program for line in found.lines)
-    return WhatIf(recorded=found.step, replayed=before, changed=after, chosen=chosen)
+    chosen = sum(line.program for line in join.lines)
+    return WhatIf(recorded=join.step, replayed=before, changed=after, chosen=chosen)
 
 
 def _names(pattern: str | None) -> re.Pattern[str] | None:
@@ -179,8 +179,8 @@ def trace_lines(traces: Sequence[RankTrace]) -> Iterator[str]:
     heads = ('span', 'computing', 'communication', 'exposed', 'overlapped', 'copies', 'idle')
     yield f'{"rank":>4} {"step":>8} ' + ' '.join(f'{head:>13}' for head in heads)
     for trace, of_steps in zip(traces, steps, strict=True):
-        for name, found in of_steps[:SHOWN]:
-            cells = ' '.join(f'{format_time(getattr(found, head)):>13}' for head in heads)
+        for name, times in of_steps[:SHOWN]:
+            cells = ' '.join(f'{format_time(getattr(times, head)):>13}' for head in heads)
             yield f'{trace.rank:>4} {name or "all":>8} {cells}'
         if len(of_steps) > SHOWN:
             yield f'     and {len(of_steps) - SHOWN} more steps'
@@ -215,7 +215,7 @@ def trace_to_dict(traces: Sequence[RankTrace]) -> dict[str, Any]:
                 'format': trace.format,
                 'kernels': len(kernels) if kernels is not None else None,
                 'whole': asdict(_whole(kernels, of_steps)),
-                'steps': [{'step': name, **asdict(found)} for name, found in of_steps],
+                'steps': [{'step': name, **asdict(times)} for name, times in of_steps],
                 'waits': asdict(waits[trace.rank]) if trace.rank in waits else None,
                 'notes': list(trace.notes),
             }
@@ -228,5 +228,5 @@ def _whole(kernels: Kernels | None, steps: Sequence[tuple[str, Figures]]) -> Fig
     """Of all whole steps together; of totals alone, their sums."""
     if kernels is not None:
         return figures(kernels)
-    rows = [asdict(found) for _, found in steps]
+    rows = [asdict(times) for _, times in steps]
     return Figures(**{name: sum(row[name] for row in rows) for name in Figures.__slots__})

@@ -76,8 +76,8 @@ class ClusterCollectives:
         """Isolated cost of a collective (or of a send and its recv) in the group of these ranks."""
         members = tuple(self.cluster.devices_of(np.array(ranks)).tolist())
         alone, loads = self._alone_in(op, self._shape(members))
-        asked = demands(self.topology, loads, alone.transfer)
-        return replace(alone, links=tuple(self._over(members, asked, pair=op.kind != 'collective')))
+        level_demands = demands(self.topology, loads, alone.transfer)
+        return replace(alone, links=tuple(self._over(members, level_demands, pair=op.kind != 'collective')))
 
     @functools.cached_property
     def shapes_tell(self) -> bool:
@@ -95,20 +95,20 @@ class ClusterCollectives:
 
         Arguments: ``groups``, shape [groups, ranks]; ``alike``, as ``lying_alike`` says. Only where ``shapes_tell``.
         """
-        found = []
+        costs = []
         for rows in alike:
             members = self.cluster.devices_of(groups[rows]).astype(np.int64)
             alone, loads = self._alone_in(op, self._shape(tuple(members[0].tolist())))
             # A message goes out of its sender's ports.
             users = members if op.kind == 'collective' else members[:, :1]
-            found.append(Alike(rows, alone, *self._channels(users, loads, alone.transfer)))
-        return tuple(found)
+            costs.append(Alike(rows, alone, *self._channels(users, loads, alone.transfer)))
+        return tuple(costs)
 
     def _channels(
         self, users: NDArray[np.int64], loads: Sequence[float], transfer: float
     ) -> tuple[NDArray[np.int64], tuple[float, ...], tuple[int, ...]]:
         """As ``demands`` says it: of each group the numbers of its channels, and what is demanded of how many."""
-        found: list[NDArray[np.int64]] = [np.empty((len(users), 0), dtype=np.int64)]
+        channels: list[NDArray[np.int64]] = [np.empty((len(users), 0), dtype=np.int64)]
         parts: list[float] = []
         for level, load in enumerate(loads if transfer > 0 else ()):
             link = self.topology.links[level]
@@ -119,9 +119,9 @@ class ClusterCollectives:
                 # All groups lie alike, so that the same columns have the nodes of the first.
                 _, first = np.unique(users[0] // self._node, return_index=True)
                 ports = users[:, first] // self._node
-            found.append(level * self.cluster.world + ports)
+            channels.append(level * self.cluster.world + ports)
             parts.append(demand(load, transfer))
-        return np.concatenate(found, axis=1), tuple(parts), tuple([one.shape[1] for one in found[1:]])
+        return np.concatenate(channels, axis=1), tuple(parts), tuple([one.shape[1] for one in channels[1:]])
 
     def name(self, channel: int) -> str:
         """The name of a channel by its number."""
@@ -138,11 +138,11 @@ class ClusterCollectives:
             self._shapes[members] = self.topology.shape(members)
         return self._shapes[members]
 
-    def _over(self, members: Members, asked: Asked, *, pair: bool) -> Iterator[tuple[str, float]]:
-        """What is demanded of the channels that a group uses. Arguments: ``asked``, pairs (level, demand)."""
+    def _over(self, members: Members, level_demands: Asked, *, pair: bool) -> Iterator[tuple[str, float]]:
+        """What is demanded of the channels that a group uses. Arguments: ``level_demands``, pairs (level, demand)."""
         # A message goes out of its sender's ports; what comes in by the same ports goes the other way. Between pairs
         # each has a channel of its own.
-        for level, part in asked:
+        for level, part in level_demands:
             users = members[:1] if pair and self.topology.links[level].per != 'pair' else members
             yield from ((name, part) for name in self.topology.channels(users, level))
 
@@ -162,23 +162,23 @@ class ClusterCollectives:
             # A token goes once to each device that has an expert of it.
             op = replace(op, bytes=op.bytes * distinct(shape.ranks, op.dims['once']) / op.dims['once'], dims={})
         formula = terms(op, shape, self.topology, self._plain)
-        table, found = self.cluster.profile.tables.collective, self._measured(op, shape, formula)
-        if found is None or table is None:
+        table, timing = self.cluster.profile.tables.collective, self._measured(op, shape, formula)
+        if timing is None or table is None:
             formula = terms(op, shape, self.topology, self.library, graph=self.cluster.sunk)
             grade = hardware.worst(formula.figures)
-            found = _Measured(formula.alpha, formula.alpha + formula.transfer, formula.transfer, formula.text)
+            timing = _Measured(formula.alpha, formula.alpha + formula.transfer, formula.transfer, formula.text)
             transfer, best = formula.transfer, formula.transfer
         else:
-            grade = hardware.worst([table.grade, *found.grades])
-            transfer, best = max(found.seconds - found.alpha, 0.0), min(found.best, found.seconds)
+            grade = hardware.worst([table.grade, *timing.grades])
+            transfer, best = max(timing.seconds - timing.alpha, 0.0), min(timing.best, timing.seconds)
         # What copy engines do takes no block, and nobody says how long they take.
         takes = self.cluster.kernels.get(op.operator)
         quick = symmetric(op, shape, self.topology, self.library) if takes and takes.blocks else None
-        if quick and quick.alpha + quick.transfer < found.seconds:
+        if quick and quick.alpha + quick.transfer < timing.seconds:
             formula, grade, transfer, best = quick, hardware.worst(quick.figures), quick.transfer, quick.transfer
-            found = _Measured(quick.alpha, quick.alpha + transfer, transfer, quick.text)
-        why = f'{found.text}: {found.alpha * 1e6:.3g} us + {_speed(op, transfer)} ({grade})'
-        return CollectiveCost(found.alpha, transfer, best, (), why, grade), formula.loads
+            timing = _Measured(quick.alpha, quick.alpha + transfer, transfer, quick.text)
+        why = f'{timing.text}: {timing.alpha * 1e6:.3g} us + {_speed(op, transfer)} ({grade})'
+        return CollectiveCost(timing.alpha, transfer, best, (), why, grade), formula.loads
 
     def _to_host(self, op: OpClass) -> CollectiveCost:
         """A copy to the host or back; each device has its own way, and both ways go at once.

@@ -62,10 +62,10 @@ class DeviceCompute:
         """
         key = op.cost_key
         # Plans of a sweep share most of their ops.
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._seconds(op)
-        return found
+        cost = self._known.get(key)
+        if cost is None:
+            cost = self._known[key] = self._seconds(op)
+        return cost
 
     def _seconds(self, op: program.OpClass) -> ComputeCost:
         if op.operator in NO_WORK:
@@ -433,7 +433,7 @@ class StackCompute:
         self.inner = inner
         self.profile = profile
         self.stack = stack
-        by_pattern = [(re.compile(translate(key)), found) for key, found in stack.launches.items() if '*' in key]
+        by_pattern = [(re.compile(translate(key)), launches) for key, launches in stack.launches.items() if '*' in key]
         # Of the patterns that fit, the last counts.
         self._by_pattern = by_pattern[::-1]
         self._named: dict[str, hardware.Launches | None] = {}
@@ -442,12 +442,12 @@ class StackCompute:
         """What an op launches: as of its name, of its operator and phase, or one kernel."""
         kind = f'{op.operator}.{op.phase}'
         if op.name not in self._named:
-            named = (found for pattern, found in self._by_pattern if pattern.match(op.name))
+            named = (launch for pattern, launch in self._by_pattern if pattern.match(op.name))
             self._named[op.name] = next(named, None)
-        found = self._named[op.name] or self.stack.launches.get(kind, ONE)
-        if not found.multiple or not _batches(op) % found.multiple:
-            return found
-        return self.stack.launches.get(f'{kind}.odd', found)
+        launch = self._named[op.name] or self.stack.launches.get(kind, ONE)
+        if not launch.multiple or not _batches(op) % launch.multiple:
+            return launch
+        return self.stack.launches.get(f'{kind}.odd', launch)
 
     def seconds(self, op: program.OpClass) -> ComputeCost:
         """Isolated seconds of a compute op class; errors as of the model inside."""

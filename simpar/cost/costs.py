@@ -105,10 +105,10 @@ class Costs:
     @property
     def taking(self) -> Ints:
         """Shape [C], of a communication its kind."""
-        found = np.zeros(len(self.compute), dtype=np.int64)
+        kinds = np.zeros(len(self.compute), dtype=np.int64)
         for number, one in enumerate(self.kinds, 1):
-            found[one.ops] = number
-        return found
+            kinds[one.ops] = number
+        return kinds
 
     @property
     def waiting(self) -> tuple[bool, ...]:
@@ -296,11 +296,11 @@ class Entries(Sequence[Communication]):
 
         Arguments: ``among``, of each link whether it is one of them.
         """
-        found = []
+        triples = []
         for block in self.blocks:
             row, column = np.nonzero(among[block.links])
-            found.append((block.rows[row], block.links[row, column], block.demands[column]))
-        groups, links, demands = (np.concatenate(each) for each in zip(*found, strict=True))
+            triples.append((block.rows[row], block.links[row, column], block.demands[column]))
+        groups, links, demands = (np.concatenate(each) for each in zip(*triples, strict=True))
         return groups, links, demands
 
 
@@ -313,8 +313,8 @@ def lasts(entries: Sequence[Communication], group: int) -> tuple[float, float]:
 
 def _same(one: Block, other: Block) -> bool:
     """Whether two blocks are equal as they stand."""
-    told = ((block.alpha, block.transfer, block.parts, block.widths) for block in (one, other))
-    return len({*told}) == 1 and np.array_equal(one.rows, other.rows) and np.array_equal(one.links, other.links)
+    fields = ((block.alpha, block.transfer, block.parts, block.widths) for block in (one, other))
+    return len({*fields}) == 1 and np.array_equal(one.rows, other.rows) and np.array_equal(one.links, other.links)
 
 
 _COLUMNS = ('compute', 'host', 'beside_communication', 'beside_compute')
@@ -401,11 +401,11 @@ def _numbers(values: object, count: int, name: str) -> Array:
 
 
 def _message(alpha: float, transfer: float, shares: list[list[float]], *, links: int) -> Communication:
-    found = tuple((int(link), float(share)) for link, share in shares)
-    fits = all(0 <= link < links and 0 < share <= 1 for link, share in found)
+    link_shares = tuple((int(link), float(share)) for link, share in shares)
+    fits = all(0 <= link < links and 0 < share <= 1 for link, share in link_shares)
     if not fits or not all(math.isfinite(time) and time >= 0 for time in (alpha, transfer)):
         raise ValueError('messages: some time or share of a link is out of range')
-    return Communication(alpha=float(alpha), transfer=float(transfer), links=found)
+    return Communication(alpha=float(alpha), transfer=float(transfer), links=link_shares)
 
 
 def _entries(numbers: list[int], messages: list[Communication]) -> tuple[Communication, ...]:

@@ -422,15 +422,15 @@ def symmetric(op: OpClass, shape: Shape, topology: Topology, library: Library) -
     Source: NCCL 2.30.7, src/sym_kernels.cc, queryModel_lsa; its rates as parts of the link's on the same device. None:
     it has no kernel for the message.
     """
-    passes, found = _PASSES.get(op.operator), _SYMMETRIC.get(library.tuning)
-    if passes is None or found is None or op.operator == PAIRWISE or shape.nodes > 1 or shape.ranks < 3:
+    passes, tuning = _PASSES.get(op.operator), _SYMMETRIC.get(library.tuning)
+    if passes is None or tuning is None or op.operator == PAIRWISE or shape.nodes > 1 or shape.ranks < 3:
         return None
     link, ranks = topology.links[shape.outermost], shape.ranks
-    low, full = found.low.get(op.operator, found.low['']), found.full[passes - 1]
+    low, full = tuning.low.get(op.operator, tuning.low['']), tuning.full[passes - 1]
     sent = ((low, _LOW * (ranks if passes == 2 else 1)), (full, share('nvls', op.operator, ranks)))
     made = []
     for base, times in sent:
-        load = times * op.bytes / (link.rate * found.part)
+        load = times * op.bytes / (link.rate * tuning.part)
         loads = [load if level == shape.outermost else 0.0 for level in range(len(shape.members))]
         text = f'{op.operator} of {ranks} over symmetric memory'
         made.append(Terms(base * 1e-6, load, tuple(loads), (link.bandwidth, link.share), text))

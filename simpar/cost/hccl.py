@@ -89,13 +89,13 @@ def has_rules(server: str, operator: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _rules() -> Mapping[tuple[str, str], tuple[Rule, ...]]:
-    found: dict[tuple[str, str], tuple[Rule, ...]] = {}
+    rules: dict[tuple[str, str], tuple[Rule, ...]] = {}
     for row in files.read_csv(Path(__file__).parent / 'hccl.csv'):
         when = tuple([_condition(text) for text in row['when'].split('; ') if text])
         rule = Rule(when, row['inside'], row['between'], row['name'], row['source'])
         key = row['server'], row['operator']
-        found[key] = (*found.get(key, ()), rule)
-    return found
+        rules[key] = (*rules.get(key, ()), rule)
+    return rules
 
 
 def _condition(text: str) -> tuple[str, str, float]:

@@ -205,8 +205,8 @@ class Pricer:
     def _compute_seconds(self, effects: Effects) -> costing.Array:
         """By cost key."""
         compute = np.zeros(len(self._ops))
-        asked = self._unstacked if self.stacked and not effects.framework else self._computed
-        for kind, cost in asked.items():
+        costs = self._unstacked if self.stacked and not effects.framework else self._computed
+        for kind, cost in costs.items():
             # On the engine's grid; see ``simpar.units``.
             compute[kind] = quantise(cost.seconds if effects.small_operator else cost.best)
         return compute
@@ -236,43 +236,47 @@ def _by_launches(program: Program, stacked: StackCompute) -> tuple[NDArray[np.in
     kind, _ = program.cost_kinds
     numbers: dict[tuple[int, int, int, float | None, bool, str | bool], int] = {}
     ops: list[OpClass] = []
-    found = []
+    indices = []
     for number, op in zip(kind.tolist(), program.op_classes, strict=True):
         is_sent = stacked.stack.dispatch is not None and op.operator == PAIRWISE and op.name
-        told = (stacked.side_by_side(op), stacked.tile_seconds(op), stacked.captured(op), is_sent)
-        key = (number, id(stacked.launches(op)), *told)
+        traits = (stacked.side_by_side(op), stacked.tile_seconds(op), stacked.captured(op), is_sent)
+        key = (number, id(stacked.launches(op)), *traits)
         if numbers.setdefault(key, len(ops)) == len(ops):
             ops.append(op)
-        found.append(numbers[key])
-    return np.array(found, dtype=np.int64), tuple(ops)
+        indices.append(numbers[key])
+    return np.array(indices, dtype=np.int64), tuple(ops)
 
 
 def _query_heads_shared(program: Program) -> float:
     """Query heads for each key head in attention of a sequence that ranks share; 0 where none do."""
-    found = [op.dims['heads'] / op.dims['kv_heads'] for op in program.op_classes if op.operator == CONTEXT_ATTENTION]
-    return max(found, default=0.0)
+    ratios = [op.dims['heads'] / op.dims['kv_heads'] for op in program.op_classes if op.operator == CONTEXT_ATTENTION]
+    return max(ratios, default=0.0)
 
 
 def _routed(program: Program) -> dict[str, int]:
     """To how many experts a token goes, and to how many groups of them at most where it is limited."""
     for op in program.op_classes:
         if op.operator == 'route':
-            told = {'once': int(op.attributes['top_k'])}
+            routing = {'once': int(op.attributes['top_k'])}
             groups = int(op.attributes.get('groups', 1))
-            return {**told, 'groups': groups, 'group_top_k': int(op.attributes['group_top_k'])} if groups > 1 else told
+            return (
+                {**routing, 'groups': groups, 'group_top_k': int(op.attributes['group_top_k'])}
+                if groups > 1
+                else routing
+            )
     return {}
 
 
 def _later_stages(program: Program) -> NDArray[np.int64]:
     """The op classes that begin the forward of a stage, of each but the first."""
-    found: dict[int, int] = {}
+    by_stage: dict[int, int] = {}
     for role in program.roles:
         classes, at = np.unique(role.op_class, return_index=True)
         for index in classes[np.argsort(at)].tolist():
             op = program.op_classes[index]
             if op.stage and op.kind == 'compute' and op.part == 'F':
-                found.setdefault(op.stage, index)
-    return np.array([*found.values()], dtype=np.int64)
+                by_stage.setdefault(op.stage, index)
+    return np.array([*by_stage.values()], dtype=np.int64)
 
 
 def rank_speeds(world: int, cluster: hardware.Cluster, spread: float = 0.0) -> costing.Array:
@@ -472,19 +476,19 @@ def taxes_of(cluster: hardware.Cluster, program: Program, ops: Sequence[OpClass]
     """What communication takes of its devices, and the numbers of the ops of each kind: that of most first."""
     waits = cluster.waiting_slows('messages'), cluster.waiting_slows('collectives')
     usual = [_usual(cluster, one) for one in waits]
-    kernels, found = cluster.kernels, dict[Tax, list[int]]()
+    kernels, taxes = cluster.kernels, dict[Tax, list[int]]()
     for number, op in enumerate(ops):
         if not computes(op):
             tax = _tax(cluster, program, op, usual[op.kind == 'collective'], kernels)
-            found.setdefault(tax, []).append(number)
-    first = [one for one in usual if one in found or not found]
-    found = {**{one: [] for one in first[:1]}, **found}
-    while len(found) > costing.MOST_KINDS:
+            taxes.setdefault(tax, []).append(number)
+    first = [one for one in usual if one in taxes or not taxes]
+    taxes = {**{one: [] for one in first[:1]}, **taxes}
+    while len(taxes) > costing.MOST_KINDS:
         # Further ones are taken together, for what the worst of them takes.
-        (one, own), (other, others) = found.popitem(), found.popitem()
+        (one, own), (other, others) = taxes.popitem(), taxes.popitem()
         both = Tax(min(one.matrix, other.matrix), min(one.memory, other.memory), one.waits or other.waits)
-        found[both] = own + others
-    return found
+        taxes[both] = own + others
+    return taxes
 
 
 def speeds_beside(cluster: hardware.Cluster, program: Program) -> tuple[float, float, float]:
@@ -495,8 +499,8 @@ def speeds_beside(cluster: hardware.Cluster, program: Program) -> tuple[float, f
 
 
 def _usual(cluster: hardware.Cluster, waits: bool) -> Tax:
-    slow_down, taken = cluster.profile.slow_down, cluster.taken
-    memory = 1 - taken.bandwidth.value if taken and taken.bandwidth else slow_down.memory.value
+    slow_down, usage = cluster.profile.slow_down, cluster.taken
+    memory = 1 - usage.bandwidth.value if usage and usage.bandwidth else slow_down.memory.value
     return Tax(slow_down.matrix.value, memory, waits)
 
 
@@ -510,17 +514,17 @@ def _tax(cluster: hardware.Cluster, program: Program, op: OpClass, usual: Tax, k
     if has and has.vector_cores:
         return usual._replace(memory=min(usual.memory, 1 - _cores(cluster, program, op) / has.vector_cores.value))
     dispatched = cluster.stack is not None and dispatches(cluster.stack, op)
-    found = kernels.get('dispatch' if dispatched else op.operator)
-    if found is None or device.multiprocessors is None or ranks == 1:
+    kernel = kernels.get('dispatch' if dispatched else op.operator)
+    if kernel is None or device.multiprocessors is None or ranks == 1:
         return usual
-    if found.matrix is not None:
-        return Tax(found.matrix, usual.memory, found.waits)
+    if kernel.matrix is not None:
+        return Tax(kernel.matrix, usual.memory, kernel.waits)
     shape = cluster.topology.shape(cluster.devices_of(program.partitions[op.partition].groups_GP[0]).tolist())
     # The switch serves a node.
-    if shape.nodes > 1 and found.blocks:
+    if shape.nodes > 1 and kernel.blocks:
         return usual
     left = 1 - 2 * cluster.topology.links[shape.outermost].rate / device.memory.bandwidth.value
-    return Tax(found.speed(ranks, device.multiprocessors.value), max(usual.memory, left), found.waits)
+    return Tax(kernel.speed(ranks, device.multiprocessors.value), max(usual.memory, left), kernel.waits)
 
 
 def cores_taken(cluster: hardware.Cluster, program: Program) -> int:
@@ -530,10 +534,10 @@ def cores_taken(cluster: hardware.Cluster, program: Program) -> int:
 
 def _cores(cluster: hardware.Cluster, program: Program, op: OpClass) -> int:
     """Vector cores that a collective takes; one is always left."""
-    has, taken = cluster.profile.expansion, cluster.taken
-    if has is None or has.vector_cores is None or taken is None or op.kind != 'collective':
+    has, usage = cluster.profile.expansion, cluster.taken
+    if has is None or has.vector_cores is None or usage is None or op.kind != 'collective':
         return 0
-    return min(taken.cores_of(op.operator, program.partitions[op.partition].size), int(has.vector_cores.value) - 1)
+    return min(usage.cores_of(op.operator, program.partitions[op.partition].size), int(has.vector_cores.value) - 1)
 
 
 def mode_notes(cluster: hardware.Cluster, program: Program) -> Iterator[str]:

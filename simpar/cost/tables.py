@@ -199,15 +199,15 @@ class _Law:
 
     def alike(self, squares: Sequence[Array]) -> Array:
         """Covariance of the factors of points, by the squares of their distances along each axis."""
-        found = np.full(squares[0].shape[:2], WHOLE)
+        covariance = np.full(squares[0].shape[:2], WHOLE)
         for square, spread, reach in zip(squares, self.spreads, self.reaches, strict=True):
-            found += spread**2 * np.exp(-np.sqrt(np.einsum('ijk,k->ij', square, reach**-2)))
-        return found
+            covariance += spread**2 * np.exp(-np.sqrt(np.einsum('ijk,k->ij', square, reach**-2)))
+        return covariance
 
     def measured(self, squares: Sequence[Array]) -> Array:
         """The same of points that were measured."""
-        found = self.alike(squares)
-        return found + self.noise**2 * np.eye(len(found))
+        covariance = self.alike(squares)
+        return covariance + self.noise**2 * np.eye(len(covariance))
 
     def likelihood(self, squares: Sequence[Array], misses: Array) -> float:
         """Log of it, up to a constant."""

@@ -207,34 +207,36 @@ STREAMS: Final = 6
 """Streams of a role beyond which pairs of communication streams are left out."""
 
 
-def suspects(seen: places.Level, told: places.Own, sites: places.Sites, costs: Costs, step: float) -> list[Cause]:
+def suspects(seen: places.Level, forecast: places.Own, sites: places.Sites, costs: Costs, step: float) -> list[Cause]:
     """The causes to simulate.
 
     Arguments:
-        seen, told: own times, in the measurement and by the prediction, which was made with ``costs``.
+        seen, forecast: own times, in the measurement and by the prediction, which was made with ``costs``.
         step: seconds of a measured step.
     """
-    found = [*_longer('compute', seen, told, sites), *_longer('communication', seen, told, sites)]
-    found += [*_late(seen, told, sites, costs, step), *_pauses(seen, told, sites)]
-    found += [] if sites.computes.all() else [*_in_turn(seen, told, sites), *_beside()]
-    found.sort(key=lambda item: -item[0])
+    causes = [*_longer('compute', seen, forecast, sites), *_longer('communication', seen, forecast, sites)]
+    causes += [*_late(seen, forecast, sites, costs, step), *_pauses(seen, forecast, sites)]
+    causes += [] if sites.computes.all() else [*_in_turn(seen, forecast, sites), *_beside()]
+    causes.sort(key=lambda item: -item[0])
     # In turns of kinds: where few can be simulated, ten late hosts must not keep a slow link from being tried.
     kinds: dict[CauseKind, list[Cause]] = {}
-    for _, cause in found:
+    for _, cause in causes:
         kinds.setdefault(cause.kind, []).append(cause)
     turns = [cause for turn in zip_longest(*kinds.values()) for cause in turn if cause]
     return turns[: max(FEWEST, SLOTS // len(sites))]
 
 
-def _longer(kind: CauseKind, seen: places.Level, told: places.Own, sites: places.Sites) -> list[tuple[float, Cause]]:
+def _longer(
+    kind: CauseKind, seen: places.Level, forecast: places.Own, sites: places.Sites
+) -> list[tuple[float, Cause]]:
     """The places whose ops, all by one factor, leave the least unexplained; of communication by one addition, too.
 
     Each with the seconds that it explains.
     """
     among = sites.computes if kind == 'compute' else ~sites.computes
-    cells = places.cells_of(seen, told, sites, among)
-    worst = _worst_ranks(np.abs(seen.run - told.run) * among, sites)
-    alike = _alike(seen, told, sites, among)
+    cells = places.cells_of(seen, forecast, sites, among)
+    worst = _worst_ranks(np.abs(seen.run - forecast.run) * among, sites)
+    alike = _alike(seen, forecast, sites, among)
     gains: dict[bytes, list[tuple[float, Cause]]] = {}
     ranks: tuple[int, ...] = ()
     on = places.Place().on(cells)
@@ -254,30 +256,30 @@ def _longer(kind: CauseKind, seen: places.Level, told: places.Own, sites: places
             amounts += [('latency', _addition(*times))] if kind == 'communication' else []
             gains[key] = [(gain, Cause(kind=each, place=place, amount=amount)) for each, (amount, gain) in amounts]
     ranked = sorted((one for each in gains.values() for one in each), key=lambda item: -item[0])
-    found = [one for one in ranked if one[0] > 0]
-    latencies = [one for one in found if one[1].kind == 'latency']
-    return [one for one in found if one[1].kind == kind][:NAMED] + latencies[:LATENCIES]
+    causes = [one for one in ranked if one[0] > 0]
+    latencies = [one for one in causes if one[1].kind == 'latency']
+    return [one for one in causes if one[1].kind == kind][:NAMED] + latencies[:LATENCIES]
 
 
-def _factor(seen: Times, told: Times, count: Times) -> tuple[float, float]:
+def _factor(seen: Times, forecast: Times, count: Times) -> tuple[float, float]:
     """The factor that brings the told times nearest to those seen, and by how many seconds nearer."""
-    factor = places.weighted_median(np.divide(seen, told, out=np.ones_like(seen), where=told > 0), told)
-    return factor, float((np.abs(seen - told) - np.abs(seen - factor * told)).sum())
+    factor = places.weighted_median(np.divide(seen, forecast, out=np.ones_like(seen), where=forecast > 0), forecast)
+    return factor, float((np.abs(seen - forecast) - np.abs(seen - factor * forecast)).sum())
 
 
-def _addition(seen: Times, told: Times, count: Times) -> tuple[float, float]:
+def _addition(seen: Times, forecast: Times, count: Times) -> tuple[float, float]:
     """The seconds that, added to each op, bring the told times nearest to those seen, and how much nearer."""
-    seconds = places.weighted_median((seen - told) / count, count)
-    return seconds, float((np.abs(seen - told) - np.abs(seen - told - seconds * count)).sum())
+    seconds = places.weighted_median((seen - forecast) / count, count)
+    return seconds, float((np.abs(seen - forecast) - np.abs(seen - forecast - seconds * count)).sum())
 
 
 Suspects = Iterator[tuple[float, Cause]]
 """Causes, each with the seconds that it explains of what ops are late, or longer."""
 
 
-def _late(seen: places.Level, told: places.Own, sites: places.Sites, costs: Costs, step: float) -> Suspects:
+def _late(seen: places.Level, forecast: places.Own, sites: places.Sites, costs: Costs, step: float) -> Suspects:
     """Hosts: of all ranks, and of those whose ops start latest."""
-    late = seen.delay - told.delay
+    late = seen.delay - forecast.delay
     ops, issues = np.bincount(sites.rank), np.bincount(sites.rank, costs.host[sites.op])
     worst = [(rank,) for rank in _worst_ranks(late, sites)[:HOSTS] if late[sites.rank == rank].sum() > 0]
     for ranks in [(), *worst] if worst else []:
@@ -287,28 +289,28 @@ def _late(seen: places.Level, told: places.Own, sites: places.Sites, costs: Cost
         if amount > 0:
             on = sites.on(ranks)
             share = sites.share[on]
-            _, gain = _addition(seen.delay[on] * share, told.delay[on] * share, share)
+            _, gain = _addition(seen.delay[on] * share, forecast.delay[on] * share, share)
             yield gain, Cause(kind='host', place=places.Place(ranks=ranks), amount=amount)
 
 
-def _pauses(seen: places.Level, told: places.Own, sites: places.Sites) -> Suspects:
+def _pauses(seen: places.Level, forecast: places.Own, sites: places.Sites) -> Suspects:
     """Single ops that begin late, on all ranks and on one: those that lose most."""
-    late = (seen.delay - told.delay) * sites.share
+    late = (seen.delay - forecast.delay) * sites.share
     count = len(sites.program.op_classes)
     for key, on in ((sites.op, False), (sites.rank * count + sites.op, True)):
         sums = np.bincount(key, late)
         for one in np.argsort(-sums, kind='stable')[:PAUSES].tolist():
             mask = key == one
             rank, op = divmod(one, count) if on else (0, one)
-            amount = float(np.median((seen.delay - told.delay)[mask]))
+            amount = float(np.median((seen.delay - forecast.delay)[mask]))
             if amount > 0:
                 place = places.Place(ranks=(rank,) if on else (), op=sites.program.op_classes[op].name)
                 yield float(sums[one]), Cause(kind='pause', place=place, amount=amount)
 
 
-def _in_turn(seen: places.Level, told: places.Own, sites: places.Sites) -> Suspects:
+def _in_turn(seen: places.Level, forecast: places.Own, sites: places.Sites) -> Suspects:
     """Pairs of streams, and all of them, on all ranks and on those whose ops start latest."""
-    late = seen.delay - told.delay
+    late = seen.delay - forecast.delay
     if late.sum() <= 0:
         return
     computing_on, others = _streams(sites)
@@ -334,11 +336,11 @@ def _streams(sites: places.Sites) -> tuple[str, list[str]]:
     return sites.streams[first], [name for name, computes in zip(sites.streams, count, strict=True) if not computes]
 
 
-def _alike(seen: places.Level, told: places.Own, sites: places.Sites, among: places.Mask) -> list[tuple[int, ...]]:
+def _alike(seen: places.Level, forecast: places.Own, sites: places.Sites, among: places.Mask) -> list[tuple[int, ...]]:
     """The ranks that take at least half as much longer as the worst, where these are some and not all."""
-    apart = np.bincount(sites.rank, np.where(among, seen.run - told.run, 0.0))
-    found = tuple(np.flatnonzero(apart > apart.max() / 2).tolist()) if apart.max() > 0 else ()
-    return [found] if 1 < len(found) < len(apart) else []
+    apart = np.bincount(sites.rank, np.where(among, seen.run - forecast.run, 0.0))
+    ranks = tuple(np.flatnonzero(apart > apart.max() / 2).tolist()) if apart.max() > 0 else ()
+    return [ranks] if 1 < len(ranks) < len(apart) else []
 
 
 def _worst_ranks(seconds: Times, sites: places.Sites) -> list[int]:
@@ -357,11 +359,11 @@ ALL: Final = 0.15
 """Share by which most ops vary, beyond which the whole machine is called busy."""
 
 
-def busy(seen: places.Level, told: places.Own, sites: places.Sites) -> list[Cause]:
+def busy(seen: places.Level, forecast: places.Own, sites: places.Sites) -> list[Cause]:
     """Each rank, and all of them, as far as their ops vary."""
     varies = np.bincount(sites.rank, seen.varies)
     computes = np.maximum(np.bincount(sites.rank, seen.run * sites.computes), 1e-300)
-    found = [
+    causes = [
         Cause(
             kind='busy',
             place=places.Place(ranks=(rank,)),
@@ -372,8 +374,8 @@ def busy(seen: places.Level, told: places.Own, sites: places.Sites) -> list[Caus
     ]
     if seen.noise > ALL:
         seconds = seen.noise * float(computes.sum())
-        found.append(Cause(kind='busy', place=places.Place(), amount=seen.noise, seconds=seconds))
-    return found
+        causes.append(Cause(kind='busy', place=places.Place(), amount=seen.noise, seconds=seconds))
+    return causes
 
 
 # diagnose: name the cause whose simulation comes nearest to what was measured.

@@ -77,7 +77,7 @@ class Sites:
     def _channels(self) -> tuple[Ints, tuple[tuple[int, ...], ...]]:
         numbers: dict[tuple[object, ...], int] = {}
         met: list[tuple[int, ...]] = []
-        found = []
+        by_rank = []
         for rank in range(self.program.world):
             turns = self.program.turns[int(self.program.role_of_rank[rank])]
             # Behind the numbers of all kinds stands that of what computes, which index -1 reads.
@@ -85,8 +85,8 @@ class Sites:
             for name, ranks in mine:
                 if numbers.setdefault(name, len(met)) == len(met):
                     met.append(ranks)
-            found.append(np.array([*(numbers[name] for name, _ in mine), NONE])[turns.kind])
-        return np.concatenate(found), tuple(met)
+            by_rank.append(np.array([*(numbers[name] for name, _ in mine), NONE])[turns.kind])
+        return np.concatenate(by_rank), tuple(met)
 
     def on(self, ranks: tuple[int, ...]) -> Mask:
         """Shape [N], whether a site is on one of these ranks; on any where none is named."""
@@ -99,7 +99,7 @@ def sites_of(program: Program) -> Sites:
     first = np.cumsum([0, *map(len, roles)])
     op = np.concatenate([role.op_class for role in roles]).astype(np.int64)
     slot = np.arange(first[-1]) - np.repeat(first[:-1], np.diff(first))
-    return Sites(program, first, np.repeat(np.arange(len(roles)), np.diff(first)), slot, op, _told(program)[op])
+    return Sites(program, first, np.repeat(np.arange(len(roles)), np.diff(first)), slot, op, _shares(program)[op])
 
 
 def _channel(program: Program, kind: Kind, rank: int) -> tuple[tuple[object, ...], tuple[int, ...]]:
@@ -112,7 +112,7 @@ def _channel(program: Program, kind: Kind, rank: int) -> tuple[tuple[object, ...
     return (kind.partition, kind.stream, *ranks), ranks
 
 
-def _told(program: Program) -> Times:
+def _shares(program: Program) -> Times:
     """For each op class, 1 over how many sites tell of one such op."""
     meet = {'compute': 1, 'send': 2, 'recv': 2}
     sizes = [meet.get(op.kind) or program.partitions[op.partition].size for op in program.op_classes]
@@ -140,14 +140,14 @@ def own_times(trace: Trace, sites: Sites) -> Own:
     Arguments: ``sites`` of the program whose needs count; the trace has the same slots.
     """
     program = sites.program
-    found: dict[tuple[int, int], tuple[Times, Times]] = {}
+    times: dict[tuple[int, int], tuple[Times, Times]] = {}
     each = []
     for rank in range(program.world):
         role = int(program.role_of_rank[rank])
         key = int(trace.representative_of_rank[rank]), role
-        if key not in found:
-            found[key] = _of_rank(trace.times_of(rank), program.roles[role])
-        each.append(found[key])
+        if key not in times:
+            times[key] = _of_rank(trace.times_of(rank), program.roles[role])
+        each.append(times[key])
     return Own(*(np.concatenate(parts, axis=1) for parts in zip(*each, strict=True)))
 
 
@@ -236,16 +236,16 @@ def joined(own: Level | Own) -> Times:
     return np.concatenate((own.run, own.delay))
 
 
-def scale(seen: Level | Own, told: Own, changed: Own, share: Times) -> float:
+def scale(seen: Level | Own, forecast: Own, changed: Own, share: Times) -> float:
     """How much of a change there is in what was seen: 0, as told; 1, as changed; the median, weighed by time."""
-    moved, asked = joined(changed) - joined(told), joined(seen) - joined(told)
-    ratio = np.divide(asked, moved, out=np.zeros_like(asked), where=moved != 0)
+    moved, gap = joined(changed) - joined(forecast), joined(seen) - joined(forecast)
+    ratio = np.divide(gap, moved, out=np.zeros_like(gap), where=moved != 0)
     return weighted_median(ratio, np.abs(moved) * np.concatenate((share, share)))
 
 
-def misfit(seen: Level | Own, told: Own, sites: Sites) -> float:
+def misfit(seen: Level | Own, forecast: Own, sites: Sites) -> float:
     """Seconds by which own times differ, what several sites tell counted once."""
-    return float(((np.abs(seen.run - told.run) + np.abs(seen.delay - told.delay)) * sites.share).sum())
+    return float(((np.abs(seen.run - forecast.run) + np.abs(seen.delay - forecast.delay)) * sites.share).sum())
 
 
 # Places: where something may be wrong, as ranks and a selection of ops, and which sites that covers.
@@ -313,8 +313,8 @@ def _word(op: OpClass, name: str) -> str:
 
 def groups(sites: Sites) -> list[tuple[int, ...]]:
     """The ranks that communicate among themselves, where these are not all; each set once."""
-    found = [tuple(sorted(ranks)) for ranks in sites.channels if 1 < len(ranks) < sites.program.world]
-    return list(dict.fromkeys(found))
+    rank_sets = [tuple(sorted(ranks)) for ranks in sites.channels if 1 < len(ranks) < sites.program.world]
+    return list(dict.fromkeys(rank_sets))
 
 
 _TOLD_BY: Final = {
@@ -366,7 +366,7 @@ class Cells:
     count: Times
 
 
-def cells_of(seen: Level, told: Own, sites: Sites, among: Mask) -> Cells:
+def cells_of(seen: Level, forecast: Own, sites: Sites, among: Mask) -> Cells:
     """The cells of the sites in ``among``."""
     rank, op, channel = (each[among] for each in (sites.rank, sites.op, sites.channel))
     key = (rank * len(sites.program.op_classes) + op) * (len(sites.channels) + 1) + channel + 1
@@ -380,6 +380,6 @@ def cells_of(seen: Level, told: Own, sites: Sites, among: Mask) -> Cells:
         computes=sites.computes[among][first],
         channels=sites.channels,
         seen=np.bincount(cell, seen.run[among] * share).astype(np.float64),
-        told=np.bincount(cell, told.run[among] * share).astype(np.float64),
+        told=np.bincount(cell, forecast.run[among] * share).astype(np.float64),
         count=np.bincount(cell, share).astype(np.float64),
     )

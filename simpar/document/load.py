@@ -72,8 +72,8 @@ def problems_of(
         needless = error['type'] == 'too_short' and len(error['input']) >= error['ctx']['min_length']
         if needless or any(key[:end] in tree.refused for end in range(len(key) + 1)):
             continue
-        told = _term(terms, error, key) if terms else None
-        what, instead = told or _tell(error, *_around(schema, error['loc']))
+        advice = _term(terms, error, key) if terms else None
+        what, instead = advice or _tell(error, *_around(schema, error['loc']))
         # A union complains once for each branch; the first one told is enough for a key.
         problems.setdefault(key, Problem(tree.where(key), f'{dotted(key)}: {what}' if key else what, instead))
     return list(problems.values())
@@ -83,8 +83,8 @@ def _term(terms: Terms, error: Mapping[str, Any], key: Key) -> tuple[str, str] |
     """What is said of a word of the field, in the place of a key or of a value."""
     if error['type'] in _UNKNOWN:
         return terms.key(key)
-    found = error['input']
-    return terms.value(key, found) if key and isinstance(found, str) and error['type'] in _CHOSEN else None
+    entry = error['input']
+    return terms.value(key, entry) if key and isinstance(entry, str) and error['type'] in _CHOSEN else None
 
 
 def user_key(root: Any, loc: Iterable[str | int], missing: Literal['none', 'last', 'all'] = 'none') -> Key:
@@ -109,7 +109,7 @@ def user_key(root: Any, loc: Iterable[str | int], missing: Literal['none', 'last
 
 
 def _tell(error: Mapping[str, Any], node: Mapping[str, Any], parent: Mapping[str, Any]) -> tuple[str, str]:
-    kind, found = error['type'], error['input']
+    kind, entry = error['type'], error['input']
     if kind in _UNKNOWN:
         return 'unknown key', _guess(error['loc'][-1], _names(parent), 'known keys: ')
     if kind in _MISSING:
@@ -117,38 +117,38 @@ def _tell(error: Mapping[str, Any], node: Mapping[str, Any], parent: Mapping[str
     # Our own validators word theirs as "what is wrong; what to write".
     if kind == 'value_error':
         what, _, instead = str(error['ctx']['error']).partition('; ')
-        return what if isinstance(found, (dict, list)) else f'{what} (got {_shown(found)})', instead
+        return what if isinstance(entry, (dict, list)) else f'{what} (got {_text(entry)})', instead
     if error['loc'][-1:] == ('[key]',):
-        return _tell_key(kind, found, parent)
+        return _tell_key(kind, entry, parent)
     if kind.startswith('string_too'):
         wrong, bound = ('too long', 'at most') if kind.endswith('long') else ('too short', 'at least')
         length = next(iter(error['ctx'].values()))
-        return f'{wrong} (got {_shown(found)})', f'write {bound} {length} characters'
+        return f'{wrong} (got {_text(entry)})', f'write {bound} {length} characters'
     wrong = next((what for start, what in _WRONG if kind.startswith(start)), 'not allowed')
     # A text where one of a few words may stand is a word that is not known, whatever else the union would take.
     choices = _choices(node)
-    if choices and isinstance(found, str):
-        return f'unknown value (got {_shown(found)})', _guess(found, choices, 'one of ')
-    is_list_of_clusters = isinstance(found, list) and error['loc'][:1] == ('cluster',)
+    if choices and isinstance(entry, str):
+        return f'unknown value (got {_text(entry)})', _guess(entry, choices, 'one of ')
+    is_list_of_clusters = isinstance(entry, list) and error['loc'][:1] == ('cluster',)
     one = ': one, all devices are of one kind' if kind == 'string_type' and is_list_of_clusters else ''
-    return f'{wrong} (got {_shown(found)})', f'write {_expected(node)}{_percent(found, node)}{one}'
+    return f'{wrong} (got {_text(entry)})', f'write {_expected(node)}{_percent(entry, node)}{one}'
 
 
-def _percent(found: object, node: Mapping[str, Any]) -> str:
+def _percent(entry: object, node: Mapping[str, Any]) -> str:
     """How a percentage is written where a share is wanted; nothing elsewhere."""
     shares = [one for one in (node, *node.get('anyOf', ())) if one.get('type') == 'number']
     most = min((one.get('exclusiveMaximum', one.get('maximum', 2)) for one in shares), default=2)
     with suppress(ValueError):
-        percent = float(str(found).rstrip('% '))
+        percent = float(str(entry).rstrip('% '))
         if most == 1 and 1 < percent < 100:
             return f', {percent / 100:g} for {percent:g} %'
     return ''
 
 
-def _tell_key(kind: str, found: object, parent: Mapping[str, Any]) -> tuple[str, str]:
+def _tell_key(kind: str, entry: object, parent: Mapping[str, Any]) -> tuple[str, str]:
     names = _choices(parent.get('propertyNames', {}))
     if names:
-        return 'unknown key', _guess(found, names, 'known keys: ')
+        return 'unknown key', _guess(entry, names, 'known keys: ')
     return 'not such a key', 'write whole numbers from 0 as keys' if kind.startswith(('int', 'greater')) else ''
 
 
@@ -156,8 +156,8 @@ def _guess(word: object, names: list[str], lead: str) -> str:
     text = str(word)[:60]
     # difflib misses shortened words, such as opt for optimizer, so beginnings are compared as well.
     close = difflib.get_close_matches(text, names, 1, _NEAR) or [name for name in names if _begins(text, name)]
-    known = lead + ', '.join(names[:16]) + (', …' if len(names) > 16 else '')
-    return f'did you mean {close[0]}? {known}' if close else known
+    choices = lead + ', '.join(names[:16]) + (', …' if len(names) > 16 else '')
+    return f'did you mean {close[0]}? {choices}' if close else choices
 
 
 def _begins(text: str, name: str) -> bool:
@@ -167,7 +167,7 @@ def _begins(text: str, name: str) -> bool:
     return 3 * len(short) >= len(long) and alike >= 2 and 4 * alike >= 3 * len(short)
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, dict):
         return 'a mapping' if value else 'an empty mapping'
     if isinstance(value, list):
@@ -190,7 +190,7 @@ def _find(root: Mapping[str, Any], loc: Iterable[str | int]) -> Mapping[str, Any
     node = _resolve(root, root)
     for part in loc:
         branches = (node, *(_resolve(root, branch) for branch in node.get('anyOf', ())))
-        node = next((found for branch in branches if (found := _step(root, branch, part))), node)
+        node = next((child for branch in branches if (child := _step(root, branch, part))), node)
     return node
 
 
@@ -217,8 +217,8 @@ def _names(node: Mapping[str, Any]) -> list[str]:
 
 def _choices(node: Mapping[str, Any]) -> list[str]:
     branches = [node, *node.get('anyOf', ())]
-    found = [choice for branch in branches for choice in branch.get('enum', [branch.get('const')])]
-    return [choice for choice in found if isinstance(choice, str) and choice]
+    choices = [choice for branch in branches for choice in branch.get('enum', [branch.get('const')])]
+    return [choice for choice in choices if isinstance(choice, str) and choice]
 
 
 def _expected(node: Mapping[str, Any]) -> str:
@@ -241,8 +241,8 @@ def _expected(node: Mapping[str, Any]) -> str:
 def _range(node: Mapping[str, Any]) -> str:
     if 'minimum' in node and 'maximum' in node:
         return f' from {_figure(node["minimum"])} to {_figure(node["maximum"])}'
-    told = [f'{word} {_figure(node[bound])}{of}' for bound, word, of in _BOUNDS if bound in node]
-    return f' of {" and ".join(told)}' if told else ''
+    bounds = [f'{word} {_figure(node[bound])}{of}' for bound, word, of in _BOUNDS if bound in node]
+    return f' of {" and ".join(bounds)}' if bounds else ''
 
 
 def _figure(number: float) -> str:
@@ -362,13 +362,13 @@ class OneOf:
         self.written_out = written_out
         self.kinds = kinds
 
-    def pick(self, found: Mapping[str, Any]) -> Any:
+    def pick(self, members: Mapping[str, Any]) -> Any:
         """The only value; raises `ValueError` unless there is exactly one."""
-        if len(found) != 1:
+        if len(members) != 1:
             names = ', '.join((*self.written_out, *self.kinds))
-            what = f'all of {", ".join(found)} at once' if found else f'none of {names}'
+            what = f'all of {", ".join(members)} at once' if members else f'none of {names}'
             raise ValueError(f'has {what}; write exactly one of {names}')
-        return next(iter(found.values()))
+        return next(iter(members.values()))
 
     def wrap(self, value: Any) -> dict[str, Any]:
         """The value under its key again."""
@@ -410,8 +410,8 @@ class Short:
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         full = handler(schema)
         short = handler.resolve_ref_schema(full)['properties'][self.key]
-        told = {'description': self.description} if self.description else {}
-        return {'anyOf': [short, full], **told}
+        extra = {'description': self.description} if self.description else {}
+        return {'anyOf': [short, full], **extra}
 
 
 T = TypeVar('T')

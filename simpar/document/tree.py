@@ -99,10 +99,10 @@ def _shortened(text: str) -> str:
 
 def check_printable(text: str) -> None:
     """Raises `Unreadable` at the first control character or half of a surrogate pair."""
-    found = _UNPRINTABLE.search(text)
-    if found:
-        line = text.count('\n', 0, found.start()) + 1
-        raise Unreadable(line, f'holds the character U+{ord(found[0]):04X}, so it is no YAML', 'write text in UTF-8')
+    match = _UNPRINTABLE.search(text)
+    if match:
+        line = text.count('\n', 0, match.start()) + 1
+        raise Unreadable(line, f'holds the character U+{ord(match[0]):04X}, so it is no YAML', 'write text in UTF-8')
 
 
 def compose(text: str) -> Node:
@@ -342,7 +342,7 @@ def read(source: Source, *, error: type[ScheduleError] = ScheduleError) -> Tree:
     no text in UTF-8, empty, not YAML, too large, too deep, or that grows too large by its aliases.
     """
     if is_path(source):
-        return tree_of(text_of(source, error=error), _shown(source), error=error)
+        return tree_of(text_of(source, error=error), _printable(source), error=error)
     if isinstance(source, Mapping):
         # Through text, so that values of a dict are held to the same rules as those of a file.
         return tree_of(yaml.safe_dump(dict(source), sort_keys=False, allow_unicode=True), _NO_FILE, error=error)
@@ -351,7 +351,7 @@ def read(source: Source, *, error: type[ScheduleError] = ScheduleError) -> Tree:
 
 def text_of(path: str | os.PathLike[str], *, error: type[ScheduleError] = ScheduleError) -> str:
     """The text of a YAML file as it is now; raises ``error`` as ``read`` does."""
-    with _telling(_shown(path), error):
+    with _telling(_printable(path), error):
         return _text(path)
 
 
@@ -371,7 +371,7 @@ def _telling(name: str, error: type[ScheduleError]) -> Iterator[None]:
         raise error(Problem(where, *unreadable.fault)) from None
 
 
-def _shown(path: object) -> str:
+def _printable(path: object) -> str:
     name = str(path)
     return name if name.isprintable() else repr(name)
 
@@ -403,9 +403,9 @@ def _neighbour(path: str | os.PathLike[str]) -> str:
     try:
         names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in {'.yaml', '.yml'})
     except OSError:
-        return f'there is no folder {_shown(folder)}'
+        return f'there is no folder {_printable(folder)}'
     close = difflib.get_close_matches(Path(path).name, names, 1)
-    return f'did you mean {_shown(folder / close[0])}?' if close else 'check the path'
+    return f'did you mean {_printable(folder / close[0])}?' if close else 'check the path'
 
 
 def override(tree: Tree, settings: Iterable[str]) -> Tree:
@@ -421,8 +421,8 @@ def override(tree: Tree, settings: Iterable[str]) -> Tree:
 
 
 def _label(setting: str) -> str:
-    shown = setting if setting.isprintable() else repr(setting)
-    return f'--set {shown if len(shown) <= 60 else shown[:59] + "…"}'
+    text = setting if setting.isprintable() else repr(setting)
+    return f'--set {text if len(text) <= 60 else text[:59] + "…"}'
 
 
 def _set(tree: Tree, setting: str, problems: list[Problem]) -> Tree:
@@ -474,8 +474,8 @@ def put(tree: Tree, key: str, value: Any, origin: str) -> Tree:
         raise refusal(origin, *unreadable.fault) from None
     node[path[-1]] = value
     # Whatever stood below the key is gone, and with it the lines that it came from.
-    kept = {other: place for other, place in tree.origins.items() if other[: len(path)] != path}
-    return replace(tree, root=root, origins={**kept, **made, path: origin})
+    origins = {other: place for other, place in tree.origins.items() if other[: len(path)] != path}
+    return replace(tree, root=root, origins={**origins, **made, path: origin})
 
 
 def _enter(node: Any, path: Key, below: str, shorts: Mapping[Key, str]) -> tuple[Any, Key]:

@@ -50,16 +50,16 @@ class Groups:
         """For ranks that send, which of so many costs is each one's: one for a group, or one for each pair."""
         group, position = self.places[:, ranks]
         each = entries // len(self.ranks)
-        found: Numbers = group if each == 1 else group * each + position
-        return found
+        indices: Numbers = group if each == 1 else group * each + position
+        return indices
 
     def kinds(self, of_rank: Numbers) -> dict[tuple[int, ...], Numbers]:
         """By each set of representatives that meet in some group, these groups."""
-        found: dict[tuple[int, ...], list[int]] = {}
+        by_members: dict[tuple[int, ...], list[int]] = {}
         for group, met in enumerate(np.sort(of_rank[self.ranks], axis=1).tolist()):
             # Groups may have the same representatives, and not as many of each.
-            found.setdefault(tuple(dict.fromkeys(met)), []).append(group)
-        return {among: np.array(groups) for among, groups in found.items()}
+            by_members.setdefault(tuple(dict.fromkeys(met)), []).append(group)
+        return {among: np.array(groups) for among, groups in by_members.items()}
 
 
 class Representatives:
@@ -215,24 +215,24 @@ def _exchanges(
             if op.kind in {'collective', 'send'}:
                 key = (op.kind == 'send', op.partition, op.peer, one % len(messages))
                 roles_of.setdefault(key, {})[number] = None
-    found: list[_Exchanges] = []
+    all_exchanges: list[_Exchanges] = []
     for (sends, partition, peer, which), roles in roles_of.items():
         ranks, blocks = groups[partition].ranks, messages[which]
         own = np.isin(program.role_of_rank[ranks], list(roles))
         # Of a send, for each pair; of a collective, for each group of which any rank asks for it.
-        asked: NDArray[np.bool_] = own.ravel() if sends else np.asarray(own.any(axis=1))
+        mask: NDArray[np.bool_] = own.ravel() if sends else np.asarray(own.any(axis=1))
         met = np.stack((ranks, np.roll(ranks, -peer, axis=1)), axis=-1).reshape(-1, 2) if sends else ranks
         # Costs may be by group where pairs of a group cost the same.
         each = len(met) // sum(len(block.rows) for block in blocks)
-        begin = len(found)
+        begin = len(all_exchanges)
         for block, lasting, parts in zip(blocks, _lasting(blocks), _demands(blocks), strict=True):
             rows = block.rows if each == 1 else (block.rows[:, None] * each + np.arange(each)).ravel()
             links = block.links if each == 1 else np.repeat(block.links, each, axis=0)
-            wanted = asked[rows]
+            wanted = mask[rows]
             exchanges = met[rows[wanted]].astype(np.int64)
             demands = np.repeat(np.array(parts, dtype=np.int64), block.widths)
-            found.append(_Exchanges(begin + lasting, exchanges, sends, links[wanted], demands))
-    return found
+            all_exchanges.append(_Exchanges(begin + lasting, exchanges, sends, links[wanted], demands))
+    return all_exchanges
 
 
 Blocks = Sequence[Block]
@@ -244,17 +244,17 @@ def _patterns(count: int, communication: Mapping[int, Sequence[Communication]]) 
     Messages that last differently tell the same where their costs and demands are equal in the same groups.
     """
     numbers: dict[object, int] = {}
-    found: list[Blocks] = []
+    patterns: list[Blocks] = []
     of: dict[int, int] = {}
     pattern = [_NONE] * count
     for index, by_group in communication.items():
         # Op classes of one cost key have the very same messages.
         if id(by_group) not in of:
             blocks = _blocks(by_group)
-            of[id(by_group)] = numbers.setdefault(_told(blocks), len(found))
-            found += [blocks] * (len(numbers) - len(found))
+            of[id(by_group)] = numbers.setdefault(_signature(blocks), len(patterns))
+            patterns += [blocks] * (len(numbers) - len(patterns))
         pattern[index] = of[id(by_group)]
-    return np.array(pattern, dtype=np.int64), found
+    return np.array(pattern, dtype=np.int64), patterns
 
 
 def _blocks(by_group: Sequence[Communication]) -> Blocks:
@@ -278,7 +278,7 @@ def _blocks(by_group: Sequence[Communication]) -> Blocks:
     ]
 
 
-def _told(blocks: Blocks) -> object:
+def _signature(blocks: Blocks) -> object:
     """What blocks tell of ranks and links: which of their seconds and demands are equal, not what they are."""
     lying = tuple((block.widths, block.rows.tobytes(), block.links.tobytes()) for block in blocks)
     return tuple(_lasting(blocks)), tuple(map(tuple, _demands(blocks))), lying
@@ -351,8 +351,8 @@ def _by_first(hashes: Hashes) -> Colours:
     np.minimum.at(first, which, np.arange(len(hashes)))
     number = np.empty(len(values), dtype=np.int64)
     number[np.argsort(first)] = np.arange(len(values))
-    found: Colours = number[which].tolist()
-    return found
+    colours: Colours = number[which].tolist()
+    return colours
 
 
 # Fair speeds of what shares links.

@@ -336,13 +336,13 @@ def set_speed(world: World, number: int, speed: float) -> None:
 
 @part
 def component(
-    flowing: Array, count: int, found: Array, widest: np.uint64, flows: Array, entries: Array, links: Array
+    flowing: Array, count: int, group_links: Array, widest: np.uint64, flows: Array, entries: Array, links: Array
 ) -> tuple[int, int]:
     """Find all that share links with some flows, directly or through others; return how many flows and links.
 
     Arguments:
         flowing: streams that lead flows, ``count`` of them at first; written behind them.
-        found: where links are written.
+        group_links: where links are written.
     """
     found_links = 0
     for place in range(count):
@@ -356,7 +356,7 @@ def component(
             if link.seen:
                 continue
             link.seen, link.left = 1, 1.0
-            found[found_links] = entries[at].link
+            group_links[found_links] = entries[at].link
             found_links += 1
             other = link.head
             while other != NONE:
@@ -368,7 +368,7 @@ def component(
                 other = entries[other].behind
         place += 1
     for place in range(found_links):
-        links[found[place]].seen = 0
+        links[group_links[place]].seen = 0
     for place in range(count):
         flows[flowing[place]].solved = 0
     return count, found_links
@@ -376,28 +376,28 @@ def component(
 
 @part
 def fill(
-    flowing: Array, rising: int, found: Array, widest: np.uint64, flows: Array, entries: Array, links: Array
+    flowing: Array, rising: int, group_links: Array, widest: np.uint64, flows: Array, entries: Array, links: Array
 ) -> int:
     """Let flows rise until one meets its top or a link is full, and fix the speeds of those; return how many rise on.
 
-    Arguments: ``rising``, how many of ``flowing`` rise, in front; ``found``, the links of all, and no others.
+    Arguments: ``rising``, how many of ``flowing`` rise, in front; ``group_links``, the links of all, and no others.
     """
-    for place in range(len(found)):
-        links[found[place]].demand = 0.0
+    for place in range(len(group_links)):
+        links[group_links[place]].demand = 0.0
     level = np.inf
     for place in range(rising):
         begin = flowing[place] * widest
         level = min(level, flows[flowing[place]].top)
         for at in range(begin, begin + flows[flowing[place]].links):
             links[entries[at].link].demand += entries[at].demand
-    for place in range(len(found)):
-        link = links[found[place]]
+    for place in range(len(group_links)):
+        link = links[group_links[place]]
         link.share = np.inf
         if link.demand > 0.0:
             link.share = link.left / link.demand
             level = min(level, link.share)
         link.demand = 0.0
-    kept = 0
+    rest = 0
     for place in range(rising):
         stream = flowing[place]
         flow, begin = flows[stream], stream * widest
@@ -410,15 +410,15 @@ def fill(
             for at in range(begin, begin + flow.links):
                 links[entries[at].link].demand += entries[at].demand
         else:
-            flowing[place] = flowing[kept]
-            flowing[kept] = stream
-            kept += 1
-    for place in range(len(found)):
-        link = links[found[place]]
+            flowing[place] = flowing[rest]
+            flowing[rest] = stream
+            rest += 1
+    for place in range(len(group_links)):
+        link = links[group_links[place]]
         # Once a level, so that no result depends on the order of flows.
         if link.demand > 0.0:
             link.left -= level * link.demand
-    return kept
+    return rest
 
 
 @part
@@ -520,10 +520,10 @@ def solve(world: World) -> None:
 def _share(world: World, count: int) -> None:
     """Give fair speeds to the first flows in the list, and to all that share links with them."""
     flows, entries, links, widest = world.flows, world.entries, world.links, world.widest
-    count, found = component(world.flowing, count, world.found, widest, flows, entries, links)
+    count, link_count = component(world.flowing, count, world.found, widest, flows, entries, links)
     rising = count
     while rising:
-        rising = fill(world.flowing, rising, world.found[:found], widest, flows, entries, links)
+        rising = fill(world.flowing, rising, world.found[:link_count], widest, flows, entries, links)
     for index in range(count):
         set_speed(world, world.flowing[index], flows[world.flowing[index]].speed)
 

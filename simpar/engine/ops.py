@@ -143,7 +143,7 @@ def _meetings(turns: list[Turns], representatives: Representatives) -> tuple[Mee
     """Which ops meet, and of each whether it leads."""
     numbers: dict[tuple[object, ...], int] = {}
     expected: list[int] = []
-    found = []
+    parts = []
     for representative, of in enumerate(turns):
         channels = [_channel(representatives, representative, kind) for kind in of.kinds]
         for name, several, _ in channels:
@@ -154,8 +154,8 @@ def _meetings(turns: list[Turns], representatives: Representatives) -> tuple[Mee
         number = np.array([*(numbers[name] for name, *_ in channels), NONE], dtype=np.int32)
         leads = np.array([*(leading for *_, leading in channels), False], dtype=bool)
         each = np.append(of.slots.count, np.int32(0))
-        found.append((number[of.kind], of.turn, each[of.kind], leads[of.kind]))
-    on, turn, each, leading = (np.concatenate(column) for column in zip(*found, strict=True))
+        parts.append((number[of.kind], of.turn, each[of.kind], leads[of.kind]))
+    on, turn, each, leading = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Meetings(on, turn, each, np.array(expected, dtype=np.int64)), leading.astype(bool)
 
 

@@ -81,29 +81,29 @@ def _needs(ops: Ops, program: Program, begin: int, end: int, waits: tuple[str, .
     message, gathers, updates, judges, balances = (program.op_column(kind, np.bool_)[op_class] for kind in kinds)
     # Before which ops it waits already, for as much as any other wait would ask.
     waited = np.zeros(end - begin, dtype=bool)
-    found: list[Pairs] = []
+    pairs: list[Pairs] = []
     # Messages that are issued one by one are waited for on the device alone.
     if RECEIVE in waits and program.batched:
         waited[1:] = message[:-1] & ~message[1:]
     if GATHER in waits:
         waited |= gathers
     if waited.any():
-        found += _last_on_streams(stream, np.flatnonzero(waited))
+        pairs += _last_on_streams(stream, np.flatnonzero(waited))
     if (PASS in waits or BATCH in waits) and begin < end:
         first, reading = passes_of(program, op_class, ops.roles[ops.representative[begin]].micro_batch)
         # Gradients are summed behind the last pass, and issued before its message: the message does not await them.
         for wait, at, of in ((PASS, first, computes | message), (BATCH, reading, computes)):
             if wait in waits:
-                found += _last_on_streams(np.where(of, stream, NONE), at[~waited[at]])
+                pairs += _last_on_streams(np.where(of, stream, NONE), at[~waited[at]])
                 waited[at] = True
     if BALANCE in waits:
-        found.append((behind := np.flatnonzero(balances[:-1] & ~waited[1:]) + 1, behind - 1))
+        pairs.append((behind := np.flatnonzero(balances[:-1] & ~waited[1:]) + 1, behind - 1))
     if NORM in waits:
         judged = np.flatnonzero(judges[:-1] & updates[1:] & ~waited[1:]) + 1
-        found.append((judged, judged - 1))
-    if not found:
+        pairs.append((judged, judged - 1))
+    if not pairs:
         return _NONE
-    row, item = (np.concatenate(column) for column in zip(*found, strict=True))
+    row, item = (np.concatenate(column) for column in zip(*pairs, strict=True))
     return row + (len(ops) + begin), item + begin
 
 
@@ -293,7 +293,7 @@ class _Runs(NamedTuple):
         before = np.full(len(self.begin), NONE, dtype=np.int64)
         for runs in self.on:
             before[runs[1:]] = runs[:-1]
-        found = []
+        pairs = []
         for runs in self.on:
             own = np.zeros(len(before), dtype=bool)
             own[runs] = True
@@ -301,8 +301,8 @@ class _Runs(NamedTuple):
             place = np.searchsorted(runs, others)
             ahead = np.where(place > 0, runs[place - 1], NONE)
             since = ahead > before[others]
-            found.append((self.begin[others[since]], self.end[ahead[since]]))
-        behind, ahead = (np.concatenate(column) for column in zip(*found, strict=True))
+            pairs.append((self.begin[others[since]], self.end[ahead[since]]))
+        behind, ahead = (np.concatenate(column) for column in zip(*pairs, strict=True))
         return behind, ahead
 
 
@@ -334,9 +334,9 @@ class _Before:
         behind = np.concatenate((np.repeat(op, count), op[other != NONE]))
         item = np.concatenate((lists.item[ranges(lists.start[ahead], count)], other[other != NONE]))
         stream = np.append(self._ops.stream, NONE)[np.minimum(behind, len(self._ops))]
-        told = (item >= self._hosts) | ((stream == self._ops.stream[item]) & (item < behind if of_step else True))
+        mask = (item >= self._hosts) | ((stream == self._ops.stream[item]) & (item < behind if of_step else True))
         # One number for each pair: sorted, they are told apart ten times as quickly as pairs.
-        pairs = np.unique(behind[~told].astype(np.int64) * len(self._ops) + item[~told])
+        pairs = np.unique(behind[~mask].astype(np.int64) * len(self._ops) + item[~mask])
         return np.column_stack(np.divmod(pairs, len(self._ops)))
 
 

@@ -160,15 +160,15 @@ class Links:
 
     def component(self, seeds: Iterable[Rendezvous]) -> dict[Rendezvous, None]:
         """The seeds and the flows that share links with them, directly or through others."""
-        found = list(seeds)
+        flows = list(seeds)
         seen: set[int] = set()
         # The list grows while it is walked: a breadth-first search.
-        for flow in found:
+        for flow in flows:
             for link, _ in flow.links:
                 if link not in seen:
                     seen.add(link)
-                    found += self._flows[link]
-        return dict.fromkeys(found)
+                    flows += self._flows[link]
+        return dict.fromkeys(flows)
 
 
 class _At(Event):

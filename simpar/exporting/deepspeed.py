@@ -127,11 +127,11 @@ def torchtitan_keys(values: Values) -> list[Said]:
 
 def _flavour(values: Values) -> tuple[str, str]:
     """The model and flavour of torchtitan with these sizes."""
-    known = [(name, size, sizes) for name, of_name in FLAVOURS.items() for size, sizes in of_name.items()]
-    for name, size, sizes in known:
+    flavours = [(name, size, sizes) for name, of_name in FLAVOURS.items() for size, sizes in of_name.items()]
+    for name, size, sizes in flavours:
         if _has(values, sizes):
             return name, size
-    names = ', '.join(f'{name} {size}' for name, size, _ in known)
+    names = ', '.join(f'{name} {size}' for name, size, _ in flavours)
     raise refusal('workload', 'no flavour of torchtitan has these sizes', f'known are {names}')
 
 

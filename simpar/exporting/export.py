@@ -55,7 +55,7 @@ class Unsaid:
 
     def __str__(self) -> str:
         note = f' ({self.note})' if self.note else ''
-        return f'{self.key}: {_shown(self.value)} is not said; what is written is {_shown(self.nearest)}{note}'
+        return f'{self.key}: {_text(self.value)} is not said; what is written is {_text(self.nearest)}{note}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +128,12 @@ def _of_lines(target: Target, said: list[Said], values: Values) -> Values:
     sent = {one.name: one.value for one in said if one.part == 'shard'}
     is_same = {name: mindspore.tuples(one) for name, one in strategies.items()} == sent
     by_hand = ('', 'marks', '2.3', *(['shard'] if is_same else []))
-    kept = {key for one in said if one.part in by_hand for key in one.keys}
+    hand_keys = {key for one in said if one.part in by_hand for key in one.keys}
     # What a call says, it says whole or not: a key that shares a call with others is as the call comes back.
     spoken = {key for one in said for key in one.keys if set(one.keys) & plan.keys()}
-    back = {key: value for key, value in values.every.items() if not key.startswith('plan.') or key in kept | spoken}
+    back = {
+        key: value for key, value in values.every.items() if not key.startswith('plan.') or key in hand_keys | spoken
+    }
     return replace(values, every={**framework_defaults(target.title), **back, **plan})
 
 
@@ -151,8 +153,8 @@ def reimported(target: Target, text: str, values: Values, beside: Mapping[str, s
             return read.imported(path, given={}, profile=profile)
         config, sequence = path.with_name('model.json'), values.model('sequence', 2048)
         config.write_text(json.dumps({'max_position_embeddings': sequence}), encoding='utf-8')
-        given = {'devices': str(values.ranks), 'sequence': str(sequence)}
-        made = read.imported(path, given=given, profile=profile, model=str(config))
+        settings = {'devices': str(values.ranks), 'sequence': str(sequence)}
+        made = read.imported(path, given=settings, profile=profile, model=str(config))
     # The model is that of the case: its file has none.
     rest = {key: value for key, value in made.values.items() if key not in ('workload.model', 'workload.sequence')}
     own = {key: value for key, value in values.every.items() if key.startswith(_MODELS)}
@@ -236,5 +238,5 @@ def _head(target: Target, values: Values, unsaid: tuple[Unsaid, ...], needs: tup
     return (*lines, *(f'Since {one}' for one in needs))
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     return 'nothing' if value is None else json.dumps(value, default=str)

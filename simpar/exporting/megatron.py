@@ -148,9 +148,9 @@ def _biases(said: list[Said], values: Values, source: Source) -> Iterator[Said]:
 
     def apart(chosen: tuple[str, ...]) -> int:
         extra = [Said(name, True, ()) for name in chosen]
-        given = read_as([*said, *extra], source.table)
+        settings = read_as([*said, *extra], source.table)
         rules = (megatron.biases, mindspeed.mindspeed_biases) if source is mindspeed.MINDSPEED else (megatron.biases,)
-        read = [one.value for rule in rules for one in rule(given) if isinstance(one, findings.Entry)]
+        read = [one.value for rule in rules for one in rule(settings) if isinstance(one, findings.Entry)]
         silent = ['qkv', 'proj', 'ffn']
         return len(wanted ^ set(read[-1] if read else silent))
 
@@ -212,7 +212,7 @@ def _layout(stages: list[int], modules: int) -> str:
     letters = 't' * (sum(stages) - modules) + 'm' * modules
     begins = list(accumulate(stages, initial=0))
     parts = [letters[begin:end] for begin, end in pairwise(begins)]
-    words = [re.sub('t{2,}', lambda found: f't*{len(found[0])}', part) for part in parts]
+    words = [re.sub('t{2,}', lambda match: f't*{len(match[0])}', part) for part in parts]
     words[0], words[-1] = f'E{words[0]}', f'{words[-1]}L'
     return '|'.join(words)
 
@@ -235,8 +235,8 @@ def _recompute(said: list[Said], values: Values, source: Source) -> list[Said]:
     def read(form: list[Said]) -> set[str]:
         settings = read_as([*said, *form], source.table)
         rules = [*megatron.recompute(settings), *(mindspeed.swapped(settings) if source is mindspeed.MINDSPEED else ())]
-        found = findings.value_of('plan.recompute', rules)
-        return set(found) if isinstance(found, list) else set()
+        modules = findings.value_of('plan.recompute', rules)
+        return set(modules) if isinstance(modules, list) else set()
 
     # Of layers whose attention waits on the host the feed-forward alone is made again.
     swaps = any(one.name == 'swap-attention' for one in said)
@@ -262,13 +262,13 @@ def _modules(say: partial[Said], chosen: list[str]) -> list[Said]:
 
 def script(said: Iterable[Said], values: Values, head: tuple[str, ...], *, trainer: str = 'pretrain_gpt.py') -> str:
     """The script that starts a training by torchrun."""
-    given = list(said)
-    launch = {one.name: one.value for one in given if one.name in _LAUNCH}
+    flag_list = list(said)
+    launch = {one.name: one.value for one in flag_list if one.name in _LAUNCH}
     lines = ['#!/bin/bash', *(f'# {line}'.rstrip() for line in head), 'set -euo pipefail', '']
     if queues := launch.get('cuda-device-max-connections'):
         lines += [f'export CUDA_DEVICE_MAX_CONNECTIONS={queues}', '']
     for part in _PARTS:
-        lines += [f'{part}=(', *(f'    {flag_of(one)}' for one in given if one.part == part), ')']
+        lines += [f'{part}=(', *(f'    {flag_of(one)}' for one in flag_list if one.part == part), ')']
     arrays = ' '.join(f'"${{{part}[@]}}"' for part in _PARTS)
     lines += [
         '# Data, tokenizer and checkpoints are yours: give them behind the name of this script.',

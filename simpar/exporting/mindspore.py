@@ -88,8 +88,8 @@ def _shards(values: Values) -> Iterator[Said]:
     """Strategies of operators, by their names; of a chain of dense layers those that its degrees come to."""
     network = values.every.get('workload.network')
     layers = network['layers'] if isinstance(network, dict) else network
-    given = values.every.get('plan.strategies') or {}
-    for pattern, strategy in given.items():
+    strategies = values.every.get('plan.strategies') or {}
+    for pattern, strategy in strategies.items():
         yield Said(pattern, tuples(strategy), ('plan.strategies',), 'shard')
     if not isinstance(layers, list):
         return
@@ -97,7 +97,7 @@ def _shards(values: Values) -> Iterator[Said]:
     listed = [(keys.get('name') or kind, keys['strategy']) for _, kind, keys in own if keys.get('strategy')]
     for name, strategy in listed:
         yield Said(name, tuples(strategy), ('workload.network',), 'shard')
-    if not listed and not given and values.plan('search') == 'none':
+    if not listed and not strategies and values.plan('search') == 'none':
         yield from _of_degrees(own, values)
 
 
@@ -105,8 +105,8 @@ def _of_degrees(own: list[tuple[Any, str, Any]], values: Values) -> Iterator[Sai
     """Products by outputs, or by inputs where these are sharded already, as degrees shard them."""
     data, tensor = values.plan('data'), values.plan('tensor')
     keys, is_sharded = ('plan.data', 'plan.tensor'), False
-    known = {'flatten', 'dense', 'relu', 'gelu', 'tanh', 'sigmoid'}
-    if any(kind not in known for _, kind, _ in own):
+    kinds = {'flatten', 'dense', 'relu', 'gelu', 'tanh', 'sigmoid'}
+    if any(kind not in kinds for _, kind, _ in own):
         return
     for place, (_, kind, of_layer) in enumerate(own):
         name = of_layer.get('name') or f'{kind}{sum(other == kind for _, other, _ in own[:place])}'

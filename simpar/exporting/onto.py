@@ -52,28 +52,28 @@ def onto(schedule: Schedule, to: str, path: Path, *, given: Mapping[str, str] | 
     said = target.settings(wanted)
     goal = export.read_back(target, said, wanted)
     text = document.text_of(path).replace('\r\n', '\n')
-    asked = dict(given or {})
+    variables = dict(given or {})
     edited = text
     for _ in range(_ROUNDS):
-        made = _imported(target, edited, path, wanted, asked)
+        made = _imported(target, edited, path, wanted, variables)
         now = _values(made, path)
         keys = {one.key for one in export.different(goal, now, full=True)}
         # Nodes are written where the file comes to another number of them beside its degrees.
         keys |= {'cluster.nodes', 'cluster.devices'} if now.ranks != goal.ranks else set()
         if not keys:
             break
-        settings = _settings(target.source, edited, path, asked)
+        settings = _settings(target.source, edited, path, variables)
         edited = _edited(target, edited, settings, _changes(said, settings, made, keys))
     else:
-        now = _values(_imported(target, edited, path, wanted, asked), path)
+        now = _values(_imported(target, edited, path, wanted, variables), path)
         raise errors.ScheduleError([_by_hand(path, one) for one in export.different(goal, now, full=True)])
     name = path.name
     lines = difflib.unified_diff(text.splitlines(True), edited.splitlines(True), name, f'{name} with the plan', n=1)
     return Edited(target.title, edited, ''.join(lines), tuple(export.different(wanted, goal, target=target)))
 
 
-def _imported(target: Target, text: str, path: Path, wanted: Values, given: Mapping[str, str]) -> mapping.Import:
-    made = read.imported(path, given=given, profile=str(wanted.every['cluster.profile']), text=text)
+def _imported(target: Target, text: str, path: Path, wanted: Values, variables: Mapping[str, str]) -> mapping.Import:
+    made = read.imported(path, given=variables, profile=str(wanted.every['cluster.profile']), text=text)
     if target.source is not None and made.kind != target.source.name:
         what = f'a file of {made.kind}, not of {target.title}'
         raise errors.refusal(path, what, 'write its framework as --to')
@@ -84,13 +84,13 @@ def _values(made: mapping.Import, path: Path) -> Values:
     return values_of(load_schedule(mapping.schedule_text(made, path.name)))
 
 
-def _settings(source: Source, text: str, path: Path, given: Mapping[str, str]) -> Settings:
+def _settings(source: Source, text: str, path: Path, variables: Mapping[str, str]) -> Settings:
     """The settings of the file, each with its line."""
     if path.suffix in ('.yaml', '.yml', '.json'):
         return Settings(read.settings_of_yaml(text.replace('\t', ' '), str(path)), source.table)
     if path.suffix == '.toml':
         return Settings(read.settings_of_toml(text, str(path)), source.table)
-    return command_line.settings_of(text, str(path), source, given)[0]
+    return command_line.settings_of(text, str(path), source, variables)[0]
 
 
 def _by_hand(path: Path, one: export.Unsaid) -> errors.Problem:
@@ -115,7 +115,7 @@ def _changes(said: list[Said], settings: Settings, made: mapping.Import, keys: s
     wanted = {one.name: one for one in said}
     for one in said:
         old = settings.named.get(one.name)
-        if keys & _family(one.keys) and (old is None or old.shown != _shown(one.value)):
+        if keys & _family(one.keys) and (old is None or old.shown != _text(one.value)):
             yield _Change(one.name, one.value, old)
     mapped = {line.where + line.name: line.keys for line in made.lines if line.outcome == findings.MAPPED}
     for name, setting in settings.named.items():
@@ -129,13 +129,13 @@ def _family(keys: tuple[str, ...]) -> set[str]:
     # Gathers behind the update want sums under the backward (tables/never_both.csv of importing).
     sharded = {'plan.zero', 'plan.shard', 'plan.hsdp', 'plan.gather', 'plan.shard_form', 'plan.accumulate', _SUMS}
     batch = {'plan.micro_batches', 'workload.batch', 'plan.data', 'plan.copies'}
-    found = set(keys)
+    synonyms = set(keys)
     for family in (sharded, batch):
-        found |= family if family & found else set()
-    return found
+        synonyms |= family if family & synonyms else set()
+    return synonyms
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     return 'true' if value is True else ' '.join(map(word_of, value)) if isinstance(value, list) else word_of(value)
 
 
@@ -174,7 +174,7 @@ class _Script(_Lines):
         if at < 0:
             # A variable of the environment, such as CUDA_DEVICE_MAX_CONNECTIONS.
             if one.value is not None:
-                self.assigned(old.called, _shown(one.value))
+                self.assigned(old.called, _text(one.value))
             return
         line = self.lines[at] or ''
         # Of a list as many words as it has; the last one may end a line that goes on.
@@ -185,7 +185,7 @@ class _Script(_Lines):
         if one.value is None:
             rest = line[: match.start()] + line[match.end() :].lstrip(' ')
             self.lines[at] = None if rest.strip() in ('', '\\') else rest
-        elif not ((named := _VARIABLE.fullmatch(value.strip())) and self.assigned(named[1], _shown(one.value))):
+        elif not ((named := _VARIABLE.fullmatch(value.strip())) and self.assigned(named[1], _text(one.value))):
             new = megatron.flag_of(Said(one.name, one.value, ())).partition(' ')[2]
             sign = '=' if '=' in match[0] else ' '
             self.lines[at] = line[: match.start()] + f'{head}{sign}{new}'.rstrip('= ') + line[match.end() :]
@@ -202,10 +202,10 @@ class _Script(_Lines):
         pattern = re.compile(
             rf'^(\s*(?:export\s+)?{name}=)(\$\{{\w+:-)?(["\']?)[\w.,*+|()\[\]-]+\3(\}})?(\s*(?:#.*|;)?)$'
         )
-        found = [(at, match) for at, line in enumerate(self.lines) if (match := pattern.match(line or ''))]
-        if len(found) != 1:
+        matches = [(at, match) for at, line in enumerate(self.lines) if (match := pattern.match(line or ''))]
+        if len(matches) != 1:
             return False
-        at, match = found[0]
+        at, match = matches[0]
         self.lines[at] = f'{match[1]}{match[2] or ""}{match[3]}{value}{match[3]}{match[4] or ""}{match[5]}'
         return True
 
@@ -215,8 +215,8 @@ class _Script(_Lines):
         for row in reversed(self.settings.every):
             flag = rf'(?<![\w-]){re.escape(row.called)}(?![\w-])'
             at = self.place(row, flag) if row.called.startswith('--') else -1
-            known = self.settings.table.rows.get(row.name)
-            if at < 0 or known is None or not known.key.startswith(('plan.', 'workload.')):
+            entry = self.settings.table.rows.get(row.name)
+            if at < 0 or entry is None or not entry.key.startswith(('plan.', 'workload.')):
                 continue
             line, before = self.lines[at] or '', self.lines[at - 1] or '' if at else ''
             match = re.search(flag, line)

@@ -104,14 +104,14 @@ def values_of(schedule: Schedule) -> Values:
     if name == 'adam':
         # It is adamw whose weights do not decay.
         flat['workload.optimizer.adamw.weight_decay'] = 0.0
-    kept = {key: value for key, value in flat.items() if key not in inert}
+    by_key = {key: value for key, value in flat.items() if key not in inert}
     if case.plan.shard_group == 1:
         # Groups of one rank share nothing out.
-        kept['plan.shard'] = []
-    kept |= {'workload.batch': schedule.workload.batch, 'plan.micro_batches': schedule.plan.micro_batches}
+        by_key['plan.shard'] = []
+    by_key |= {'workload.batch': schedule.workload.batch, 'plan.micro_batches': schedule.plan.micro_batches}
     origin = case.schedule.where().partition(':')[0].rpartition('/')[2]
     memory = case.cluster.profile.device.memory.size.value
-    return Values({**kept, _OPTIMIZER: name}, case.cluster.world, memory, origin)
+    return Values({**by_key, _OPTIMIZER: name}, case.cluster.world, memory, origin)
 
 
 def _short(schedule: Schedule) -> Schedule:

@@ -118,9 +118,9 @@ class DeviceUse:
 
     def cores_of(self, operator: str, ranks: int) -> int:
         """Vector cores that a collective of so many ranks takes."""
-        found = {str(name): figure.value for name, figure in self.cores.items()}.get(operator, 0.0)
-        more = math.ceil(ranks / self.ranks_a_core.value) if found and self.ranks_a_core else 0
-        return max(math.ceil(found), more)
+        cores = {str(name): figure.value for name, figure in self.cores.items()}.get(operator, 0.0)
+        more = math.ceil(ranks / self.ranks_a_core.value) if cores and self.ranks_a_core else 0
+        return max(math.ceil(cores), more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,10 +233,10 @@ class Device:
 
     def with_kernels(self, year: int) -> Device:
         """The device as kernels of a year find it."""
-        found = [one for one in self.newer if one.since <= year]
-        if not found:
+        changes = [one for one in self.newer if one.since <= year]
+        if not changes:
             return self
-        return dataclasses.replace(self, sustained=found[-1].sustained, power_bound=found[-1].power_bound)
+        return dataclasses.replace(self, sustained=changes[-1].sustained, power_bound=changes[-1].power_bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -234,8 +234,8 @@ class AttentionKernel:
 
     def share_on(self, device: str) -> ShareFigure | None:
         """Of the peak of a device; none: its own."""
-        found = (share for pattern, share in self.on.items() if fnmatchcase(device.lower(), pattern))
-        return next(found, self.share)
+        shares = (share for pattern, share in self.on.items() if fnmatchcase(device.lower(), pattern))
+        return next(shares, self.share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,17 +301,17 @@ class Stack:
         """What an answer calls it."""
         return self.title or self.name
 
-    def keys_of(self, told: Callable[[str], Any]) -> dict[str, Any]:
+    def keys_of(self, value_of: Callable[[str], Any]) -> dict[str, Any]:
         """Dotted keys with the values that a schedule has where it is silent.
 
-        Arguments: ``told``, what the schedule says itself of a key.
+        Arguments: ``value_of``, what the schedule says itself of a key.
         """
-        found = dict(self.schedule)
+        keys = dict(self.schedule)
         for case in self.cases:
-            if all(told(key) == value for key, value in case.where.items()):
-                found |= case.schedule
-        return found
+            if all(value_of(key) == value for key, value in case.where.items()):
+                keys |= case.schedule
+        return keys
 
-    def of_rows(self, told: Callable[[str], Any]) -> dict[str, Any]:
+    def of_rows(self, value_of: Callable[[str], Any]) -> dict[str, Any]:
         """As of a published row of this framework, with keys of its model."""
-        return {**self.keys_of(told), **{f'workload.transformer.{key}': value for key, value in self.model.items()}}
+        return {**self.keys_of(value_of), **{f'workload.transformer.{key}': value for key, value in self.model.items()}}

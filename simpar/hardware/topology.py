@@ -35,8 +35,8 @@ class Kernels:
 
     def speed(self, ranks: int, multiprocessors: float) -> float:
         """Speed of products beside it, of 1: what was measured, or the share of multiprocessors that it leaves."""
-        taken = math.ceil(self.blocks / ranks) / multiprocessors if self.blocks else 0.0
-        return 1 - taken if self.matrix is None else self.matrix
+        share = math.ceil(self.blocks / ranks) / multiprocessors if self.blocks else 0.0
+        return 1 - share if self.matrix is None else self.matrix
 
 
 def kernels_of(tuning: str, mode: str) -> Mapping[str, Kernels]:
@@ -156,11 +156,11 @@ class Placement:
 
     def devices(self, ranks: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         """The devices of ranks, in the same shape."""
-        left, found = ranks.astype(np.int64), np.zeros(ranks.shape, dtype=np.int64)
+        left, numbers = ranks.astype(np.int64), np.zeros(ranks.shape, dtype=np.int64)
         for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
             left, place = np.divmod(left, size)
-            found += place * stride
-        return found
+            numbers += place * stride
+        return numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +198,8 @@ class Cluster:
 
     def waiting_slows(self, of: Waiting) -> bool:
         """Whether collectives, or messages, that wait for peers slow kernels: as the stack says, else the profile."""
-        told = self.stack.waiting if self.stack else None
-        return (self.profile.slow_down.waiting if told is None else told) in (True, of)
+        waiting = self.stack.waiting if self.stack else None
+        return (self.profile.slow_down.waiting if waiting is None else waiting) in (True, of)
 
     @property
     def queues(self) -> int:
@@ -210,8 +210,8 @@ class Cluster:
     @property
     def queues_asked(self) -> int:
         """How many work queues the user or the stack asks for; 0: they do not say."""
-        told = self.stack.work_queues if self.stack else None
-        return self.work_queues or (told.count if told else 0)
+        queues = self.stack.work_queues if self.stack else None
+        return self.work_queues or (queues.count if queues else 0)
 
     @property
     def sunk(self) -> bool:
@@ -227,8 +227,8 @@ class Cluster:
     @property
     def mode_asked(self) -> str:
         """The mode that the user or the stack asks for; empty: they do not say."""
-        told = self.stack.expansion_mode if self.stack else None
-        return self.expansion_mode or (told.mode if told else '')
+        mode = self.stack.expansion_mode if self.stack else None
+        return self.expansion_mode or (mode.mode if mode else '')
 
     @property
     def taken(self) -> DeviceUse | None:
@@ -352,10 +352,10 @@ def expansion_problems(expansion: Expansion) -> Iterator[errors.Problem]:
         modes = ', '.join(expansion.modes) or 'none is there'
         yield errors.Problem(('expansion', 'default'), f'{expansion.default} is not among modes', f'one of {modes}')
     every = expansion.vector_cores.value if expansion.vector_cores else 0.0
-    for mode, taken in expansion.modes.items():
-        if taken.bandwidth and taken.bandwidth.value == 1:
+    for mode, use in expansion.modes.items():
+        if use.bandwidth and use.bandwidth.value == 1:
             yield errors.Problem(('expansion', 'modes', mode, 'bandwidth'), 'leaves no kernel any', 'write less than 1')
-        for operator, figure in taken.cores.items():
+        for operator, figure in use.cores.items():
             if figure.value >= every:
                 what = f'{figure.value:g} of {every:g} vector cores leave no kernel any'
                 where = ('expansion', 'modes', mode, 'cores', operator)

@@ -141,14 +141,14 @@ def _family(config: Tree) -> tuple[Family, list[Problem]]:
     name = config.get(('model_type',))
     silent = name is None
     name = SAME.get(name, name) if isinstance(name, str) else None
-    known = ', '.join(FAMILIES)
+    families = ', '.join(FAMILIES)
     if name is None or name not in FAMILIES:
         place = config.where(('model_type',))
         later = next((what for what, names in NOT_YET.items() if name in names.split()), '') if name else ''
         if name is None:
-            raise refusal(place, f'model_type: {"missing" if silent else "not a name"}', f'write one of {known}')
+            raise refusal(place, f'model_type: {"missing" if silent else "not a name"}', f'write one of {families}')
         what = f'model_type: not yet: {name} ({later})' if later else f'model_type: not known (got {name[:40]!r})'
-        instead = f'one of {known}; or predict the module itself: --module PKG:FUNCTION (docs/my_model.md)'
+        instead = f'one of {families}; or predict the module itself: --module PKG:FUNCTION (docs/my_model.md)'
         raise refusal(place, what, instead)
     return FAMILIES[name], list(_architecture(config))
 
@@ -178,9 +178,9 @@ def _says(config: Tree, family: Family, beside: Collection[str], wrong: list[Pro
         if key in config.root and not any(_is_one(value, one) for one in values):
             what = f'{key}: not modelled (got {str(value)[:40]})'
             wrong.append(Problem(config.where((key,)), what, f'only {" or ".join(map(shown, values))} is'))
-    for name, told in family.rules.items():
+    for name, arguments in family.rules.items():
         rule = getattr(rules, name)
-        says = rule(read_as, **told) if isinstance(told, dict) else rule(read_as, *told)
+        says = rule(read_as, **arguments) if isinstance(arguments, dict) else rule(read_as, *arguments)
         yield from _ruled(says, config, beside, wrong)
 
 
@@ -207,8 +207,8 @@ def _notes(config: Tree, family: Family) -> tuple[str, ...]:
         for key, value in config.root.items()
         if key not in family.known | IGNORED | ONLY.keys() and value is not None and value is not False
     ]
-    told = f'keys of the config that were not read: {", ".join(unread)}; write what matters beside model'
-    return (told,) if unread else ()
+    note = f'keys of the config that were not read: {", ".join(unread)}; write what matters beside model'
+    return (note,) if unread else ()
 
 
 # writing
@@ -243,10 +243,10 @@ def _put(tree: Tree, config: Tree, says: list[Entry], wrong: list[Problem], note
     root = {**tree.root, 'workload': {'transformer': values, **workload}}
     refused = tree.refused | ({TRANSFORMER} if wrong else set())
     made = replace(tree, root=root, origins=origins, problems=(*tree.problems, *wrong), refused=frozenset(refused))
-    told = frozenset((*TRANSFORMER, one.key) for one in says if one.key not in beside)
+    config_keys = frozenset((*TRANSFORMER, one.key) for one in says if one.key not in beside)
     notes += tuple(f'{config.where((one.by,))}: {one.by}: {one.note}' for one in says
                    if one.note and one.key not in beside)  # fmt: skip
-    return Expanded(made, notes, words, told)
+    return Expanded(made, notes, words, config_keys)
 
 
 def _misspelt(tree: Tree, workload: dict[str, Any]) -> Iterator[Problem]:
@@ -284,7 +284,7 @@ def with_model(schema: dict[str, Any]) -> dict[str, Any]:
     }
     # Not defaults, for the config comes before these.
     beside = {
-        name: {**{word: told for word, told in one.items() if word != 'default'}, BESIDE: 'model'}
+        name: {**{word: entry for word, entry in one.items() if word != 'default'}, BESIDE: 'model'}
         for name, one in transformer['properties'].items()
     }
     made = {

@@ -54,8 +54,8 @@ def _families(table: Mapping[str, Any]) -> dict[str, Family]:
             inherited = getattr(base, part) if base else {}
             parts[part] = {key: value for key, value in inherited.items() if key not in without} | own.get(part, {})
         needed = tuple(own['needed']) if base is None else base.needed
-        told = own['rules'].values()
-        reads = [key for one in told for key in (one.values() if isinstance(one, dict) else one)]
+        rules = own['rules'].values()
+        reads = [key for one in rules for key in (one.values() if isinstance(one, dict) else one)]
         reads += [key for rule in own['rules'] for key in table['read by'].get(rule, ())]
         reads += own.get('reads', [])
         made[name] = Family(**parts, needed=needed, rules=own['rules'], reads=tuple(dict.fromkeys(reads)))

@@ -72,28 +72,29 @@ gated, plain = (partial(_activation, TABLE['activations'][kind]) for kind in ('g
 def gated_of_gemma(config: Config, *keys: str) -> Iterator[Entry]:
     """Of two keys; the first files say gelu and mean its form with tanh."""
     names = {**TABLE['activations']['gated'], 'gelu': 'geglu_tanh'}
-    told = [config[key] for key in keys if config[key] is not None]
-    if len({names.get(str(one), one) if isinstance(one, str) else str(one) for one in told}) > 1:
-        what = f'not what hidden_act says ({told[0]!r}, {told[1]!r}): versions of transformers read one or the other'
+    activations = [config[key] for key in keys if config[key] is not None]
+    if len({names.get(str(one), one) if isinstance(one, str) else str(one) for one in activations}) > 1:
+        both = f'{activations[0]!r}, {activations[1]!r}'
+        what = f'not what hidden_act says ({both}): versions of transformers read one or the other'
         raise Refused('hidden_activation', what, 'leave one of them out', 'activation')
     yield from _activation(names, config, *keys)
 
 
 def biases(config: Config, **parts: str) -> Iterator[Entry]:
     """For each part of a layer the key that says whether it has one."""
-    found = [part for part, key in parts.items() if _switch(config, key, 'bias')]
-    yield Entry('bias', found, next(iter(parts.values())))
+    names = [part for part, key in parts.items() if _switch(config, key, 'bias')]
+    yield Entry('bias', names, next(iter(parts.values())))
 
 
 def dropouts(config: Config, *keys: str) -> Iterator[Entry]:
     """One probability for the three places that a transformer drops at."""
     # Anything may stand in a file, mappings too, which no set takes.
-    told = [config[key] for key in keys]
-    if any(one != told[0] for one in told):
+    rates = [config[key] for key in keys]
+    if any(one != rates[0] for one in rates):
         both = ', '.join(f'{key} {config[key]}' for key in keys)
         what = f'not modelled: unlike probabilities ({both})'
         raise Refused(keys[0], what, 'write dropout beside model', 'dropout')
-    yield Entry('dropout', told[0], keys[0])
+    yield Entry('dropout', rates[0], keys[0])
 
 
 # heads and positions
@@ -228,31 +229,31 @@ def scaled_scores(config: Config) -> Iterator[Entry]:
 
 def rope(config: Config) -> Iterator[Entry]:
     """Base and scaling; all features are turned."""
-    by, told = _rotary(config)
-    share, key = _share(config, by, told)
+    by, rotary = _rotary(config)
+    share, key = _share(config, by, rotary)
     if share not in (None, 1):
         what = f'these models turn all features, whatever it says (got {share!r})'
         raise Refused(key, what, 'leave it out, or write rotary_share beside model', 'rotary_share')
-    yield from _turns(config, by, told)
+    yield from _turns(config, by, rotary)
 
 
 def rope_of_part(config: Config) -> Iterator[Entry]:
     """The same of a share of the features."""
-    by, told = _rotary(config)
-    share, key = _share(config, by, told)
+    by, rotary = _rotary(config)
+    share, key = _share(config, by, rotary)
     if share is not None:
         yield Entry('rotary_share', share, key)
-    yield from _turns(config, by, told)
+    yield from _turns(config, by, rotary)
 
 
 def rope_of_kinds(config: Config) -> Iterator[Entry]:
     """A base for layers with a window and another for those without, of which scaling is."""
-    by, told = _rotary(config, apart=True)
-    if isinstance(told.get(FULL), dict):
-        full, narrow = told[FULL], told.get(SLIDING)
+    by, rotary = _rotary(config, apart=True)
+    if isinstance(rotary.get(FULL), dict):
+        full, narrow = rotary[FULL], rotary.get(SLIDING)
         theta = (narrow if isinstance(narrow, dict) else full).get('rope_theta', full.get('rope_theta'))
     else:
-        full, theta = told, config['rope_local_base_freq'] or told.get('rope_theta', config['rope_theta'])
+        full, theta = rotary, config['rope_local_base_freq'] or rotary.get('rope_theta', config['rope_theta'])
     yield from _turns(config, by, full)
     yield Entry('window_theta', _positive(theta, 'the base of windows', by, 'window_theta'), by)
 
@@ -294,14 +295,16 @@ def alibi_of_baichuan(config: Config, positions: str, longest: str) -> Iterator[
 
 def attention_of_mpt(config: Config, key: str) -> Iterator[Entry]:
     """A mapping of its own; ALiBi where it says nothing."""
-    told = config[key] or {}
-    if not isinstance(told, dict):
+    attention = config[key] or {}
+    if not isinstance(attention, dict):
         raise Refused(key, 'not a mapping', 'write one', 'position')
-    known = {'attn_type': 'multihead_attention', 'alibi': True, 'alibi_bias_max': 8, 'qk_ln': False}
-    known |= {'clip_qkv': None, 'softmax_scale': None, 'prefix_lm': False, 'attn_pdrop': 0}
-    for name, value in known.items():
-        if told.get(name, value) != value:
-            raise Refused(key, f'not modelled: {name} {told[name]}', f'write {name}: {value}, or --module', 'position')
+    defaults = {'attn_type': 'multihead_attention', 'alibi': True, 'alibi_bias_max': 8, 'qk_ln': False}
+    defaults |= {'clip_qkv': None, 'softmax_scale': None, 'prefix_lm': False, 'attn_pdrop': 0}
+    for name, value in defaults.items():
+        if attention.get(name, value) != value:
+            raise Refused(
+                key, f'not modelled: {name} {attention[name]}', f'write {name}: {value}, or --module', 'position'
+            )
     yield from ()
 
 
@@ -316,44 +319,44 @@ def windows_of_neo(config: Config, kinds: str, width: str) -> Iterator[Entry]:
 def _rotary(config: Config, *, apart: bool = False) -> tuple[str, Mapping[str, Any]]:
     """What is said of rotary in one mapping, and the key that says it: as transformers 5, the older one goes before."""
     by = 'rope_scaling' if config['rope_scaling'] else 'rope_parameters'
-    told = config[by] or {}
-    if not isinstance(told, dict):
+    rotary = config[by] or {}
+    if not isinstance(rotary, dict):
         raise Refused(by, 'not a mapping', 'write null, or a mapping with rope_type', 'rope_scaling')
-    kinds = [key for key, value in told.items() if isinstance(value, dict)]
+    kinds = [key for key, value in rotary.items() if isinstance(value, dict)]
     if kinds and not apart:
         what = f'not yet: rotary unlike in layers of a kind ({", ".join(map(str, kinds))[:60]})'
         raise Refused(by, what, 'write one mapping for all layers', 'rope_scaling')
-    return by, told
+    return by, rotary
 
 
-def _share(config: Config, by: str, told: Mapping[str, Any]) -> tuple[Any, str]:
+def _share(config: Config, by: str, rotary: Mapping[str, Any]) -> tuple[Any, str]:
     """The share of features that are turned, None: not told; and the key that tells it."""
     key = 'partial_rotary_factor'
-    return (told[key], by) if key in told else (config[key], key)
+    return (rotary[key], by) if key in rotary else (config[key], key)
 
 
-def _turns(config: Config, by: str, told: Mapping[str, Any]) -> Iterator[Entry]:
-    theta = told.get('rope_theta', config['rope_theta'])
-    yield Entry('rope_theta', theta, by if 'rope_theta' in told else 'rope_theta')
-    kind = str(told.get('rope_type', told.get('type', 'default')))
-    if kind == 'longrope' or (kind in ('su', 'yarn') and 'short_factor' in told):
-        yield Entry('longrope', _longrope(config, told, by), by)
+def _turns(config: Config, by: str, rotary: Mapping[str, Any]) -> Iterator[Entry]:
+    theta = rotary.get('rope_theta', config['rope_theta'])
+    yield Entry('rope_theta', theta, by if 'rope_theta' in rotary else 'rope_theta')
+    kind = str(rotary.get('rope_type', rotary.get('type', 'default')))
+    if kind == 'longrope' or (kind in ('su', 'yarn') and 'short_factor' in rotary):
+        yield Entry('longrope', _longrope(config, rotary, by), by)
         return
     if kind not in SCALED:
         what = f'not yet: rotary scaled as {kind[:20]}'
         kinds = 'default, linear, dynamic, llama3, yarn or longrope'
         instead = f'write rope_type: {kinds}, or beside model rope_scaling: [], a step as long'
         raise Refused(by, what, instead, 'rope_scaling')
-    missing = [key for key in SCALED[kind] if not isinstance(told.get(key), int | float)]
+    missing = [key for key in SCALED[kind] if not isinstance(rotary.get(key), int | float)]
     if missing:
         raise Refused(by, f'{kind} without a number for {", ".join(missing)}', 'add it', 'rope_scaling')
     if kind == 'dynamic':
         longest = float(_positive(config[LONGEST], LONGEST, by, 'rope_scaling'))
-        yield Entry('rope_scaling', [float(told['factor']), longest], by)
+        yield Entry('rope_scaling', [float(rotary['factor']), longest], by)
     elif kind == 'yarn':
-        yield Entry('rope_scaling', _yarn(told, by), by)
+        yield Entry('rope_scaling', _yarn(rotary, by), by)
     elif SCALED[kind]:
-        yield Entry('rope_scaling', [float(told[key]) for key in SCALED[kind]], by)
+        yield Entry('rope_scaling', [float(rotary[key]) for key in SCALED[kind]], by)
 
 
 def _magnitude(factor: float, times: float = 1.0) -> float:
@@ -377,28 +380,28 @@ def _yarn(scaling: Mapping[str, Any], by: str) -> list[float]:
     return [float(one) for one in (factor, scaling[ORIGINAL], *turns, size)]
 
 
-def _longrope(config: Config, told: Mapping[str, Any], by: str) -> dict[str, Any]:
+def _longrope(config: Config, rotary: Mapping[str, Any], by: str) -> dict[str, Any]:
     """The keys of ``longrope`` of a mapping of a config's key ``by``; raises ``Refused``."""
     for key in ('short_factor', 'long_factor'):
-        if not isinstance(told.get(key), list) or not all(map(_is_positive, told[key])):
+        if not isinstance(rotary.get(key), list) or not all(map(_is_positive, rotary[key])):
             raise Refused(by, f'longrope without positive numbers as {key}', 'write a list of numbers', 'longrope')
     # As transformers 5: what stands beside the mapping goes before what stands in it.
-    first = next((one for one in (config[ORIGINAL], told.get(ORIGINAL), config[LONGEST]) if one is not None), None)
+    first = next((one for one in (config[ORIGINAL], rotary.get(ORIGINAL), config[LONGEST]) if one is not None), None)
     original = _positive(first, ORIGINAL, by, 'longrope')
-    size = told.get('attention_factor')
+    size = rotary.get('attention_factor')
     if size is None:
-        size = _stretched(config, told, by, original)
+        size = _stretched(config, rotary, by, original)
     return {
-        'short': [float(one) for one in told['short_factor']],
-        'long': [float(one) for one in told['long_factor']],
+        'short': [float(one) for one in rotary['short_factor']],
+        'long': [float(one) for one in rotary['long_factor']],
         'original': original,
         'magnitude': float(_positive(size, 'attention_factor', by, 'longrope')),
     }
 
 
-def _stretched(config: Config, told: Mapping[str, Any], by: str, original: float) -> float:
+def _stretched(config: Config, rotary: Mapping[str, Any], by: str, original: float) -> float:
     """What queries and keys are multiplied by, from how far positions are stretched."""
-    factor = told.get('factor')
+    factor = rotary.get('factor')
     if factor is None:
         factor = _positive(config[LONGEST], LONGEST, by, 'longrope') / original
     factor = _positive(factor, 'factor', by, 'longrope')
@@ -445,10 +448,12 @@ def interleaved(config: Config, key: str) -> Iterator[Entry]:
 
 def further(config: Config, *keys: str) -> Iterator[Entry]:
     """Modules that predict further tokens: transformers leaves them out, so that they are trained where one says so."""
-    told = next((key for key in keys if config[key] and config['use_mtp'] is not False), '')
-    if told:
-        what = f'not trained, as transformers does; write mtp_layers: {str(config[told])[:20]} beside model to train it'
-        yield Entry('mtp_layers', 0, told, what)
+    mtp_key = next((key for key in keys if config[key] and config['use_mtp'] is not False), '')
+    if mtp_key:
+        what = (
+            f'not trained, as transformers does; write mtp_layers: {str(config[mtp_key])[:20]} beside model to train it'
+        )
+        yield Entry('mtp_layers', 0, mtp_key, what)
 
 
 # mixtures of experts
@@ -456,12 +461,12 @@ def further(config: Config, *keys: str) -> Iterator[Entry]:
 
 def mixture(config: Config, count: str, top_k: str, **more: str) -> Iterator[Entry]:
     """Experts in every layer, as wide as ``intermediate_size`` unless told. Arguments: keys of the config."""
-    told: dict[str, Any] = _numbers(config, count=count, top_k=top_k)
+    experts: dict[str, Any] = _numbers(config, count=count, top_k=top_k)
     if 'normalise' in more:
-        told['normalise'] = bool(config[more['normalise']])
-    told |= {key: _number(config, name) for key, name in more.items() if key != 'normalise' and config[name]}
+        experts['normalise'] = bool(config[more['normalise']])
+    experts |= {key: _number(config, name) for key, name in more.items() if key != 'normalise' and config[name]}
     layers = _number(config, 'num_hidden_layers')
-    yield Entry('experts', {**told, **_aux_loss(config, told['top_k'], layers)}, count)
+    yield Entry('experts', {**experts, **_aux_loss(config, experts['top_k'], layers)}, count)
 
 
 def mixture_of_ernie(config: Config, count: str, top_k: str) -> Iterator[Entry]:
@@ -472,17 +477,17 @@ def mixture_of_ernie(config: Config, count: str, top_k: str) -> Iterator[Entry]:
         raise Refused(
             'moe_layer_end_index', 'not modelled: dense layers behind those with experts', 'write -1', 'experts'
         )
-    told: dict[str, Any] = {**_numbers(config, count=count, top_k=top_k), 'ffn': width, 'first_dense': dense}
-    told['correction_bias'] = True
+    experts: dict[str, Any] = {**_numbers(config, count=count, top_k=top_k), 'ffn': width, 'first_dense': dense}
+    experts['correction_bias'] = True
     if config['moe_num_shared_experts']:
-        told['shared'] = width * _number(config, 'moe_num_shared_experts')
-    yield Entry('experts', {**told, **_aux_loss(config, told['top_k'], layers - dense)}, count)
+        experts['shared'] = width * _number(config, 'moe_num_shared_experts')
+    yield Entry('experts', {**experts, **_aux_loss(config, experts['top_k'], layers - dense)}, count)
 
 
 def chosen_by_sigmoid(config: Config, count: str, top_k: str) -> Iterator[Entry]:
     """The same, chosen by sigmoids and a bias."""
-    (found,) = mixture(config, count, top_k)
-    yield found._replace(value={**found.value, 'score': 'sigmoid', 'correction_bias': True})
+    (entry,) = mixture(config, count, top_k)
+    yield entry._replace(value={**entry.value, 'score': 'sigmoid', 'correction_bias': True})
 
 
 def qwen(config: Config) -> Iterator[Entry]:
@@ -491,13 +496,13 @@ def qwen(config: Config) -> Iterator[Entry]:
     dense, shared = _dense(config), 'shared_expert_intermediate_size'
     # transformers 5 writes the other name into new files.
     count = 'num_local_experts' if config['num_local_experts'] and 'num_experts' not in config.values else 'num_experts'
-    told: dict[str, Any] = _numbers(config, count=count, top_k='num_experts_per_tok', ffn='moe_intermediate_size')
-    told['normalise'] = bool(config['norm_topk_prob'])
+    experts: dict[str, Any] = _numbers(config, count=count, top_k='num_experts_per_tok', ffn='moe_intermediate_size')
+    experts['normalise'] = bool(config['norm_topk_prob'])
     if config[shared]:
-        told |= {'shared': _number(config, shared), 'shared_gate': True}
-    told |= {key: value for key, value in (('every', every), ('first_dense', dense)) if value != (key == 'every')}
+        experts |= {'shared': _number(config, shared), 'shared_gate': True}
+    experts |= {key: value for key, value in (('every', every), ('first_dense', dense)) if value != (key == 'every')}
     having = sum((layer + 1) % every == 0 for layer in range(dense, layers))
-    yield Entry('experts', {**told, **_aux_loss(config, told['top_k'], having)}, count)
+    yield Entry('experts', {**experts, **_aux_loss(config, experts['top_k'], having)}, count)
 
 
 def deepseek_v2(config: Config, key: str) -> Iterator[Entry]:
@@ -531,10 +536,10 @@ def _deepseek(config: Config, chosen: dict[str, Any]) -> Iterator[Entry]:
     if isinstance(layers, int) and dense >= layers:
         return
     width = _number(config, 'moe_intermediate_size')
-    told: dict[str, Any] = _numbers(config, count='n_routed_experts', top_k='num_experts_per_tok')
-    told |= {'ffn': width, 'first_dense': dense, 'scaling_factor': config['routed_scaling_factor']}
-    told |= {'shared': width * _number(config, 'n_shared_experts')} if config['n_shared_experts'] else {}
-    yield Entry('experts', {**told, **chosen}, 'n_routed_experts')
+    experts: dict[str, Any] = _numbers(config, count='n_routed_experts', top_k='num_experts_per_tok')
+    experts |= {'ffn': width, 'first_dense': dense, 'scaling_factor': config['routed_scaling_factor']}
+    experts |= {'shared': width * _number(config, 'n_shared_experts')} if config['n_shared_experts'] else {}
+    yield Entry('experts', {**experts, **chosen}, 'n_routed_experts')
 
 
 def _groups(config: Config, count: int) -> dict[str, Any]:

@@ -204,11 +204,13 @@ def _adapted(config: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
         own = [row for row in rows if kind in row['whole_in'].split()]
         own += [row for row in rows if row['part'] and row['product'] not in {one['product'] for one in own}]
         wanted = [row['module'] for row in own] + ['o_proj', 'down_proj']
-    known = {row['module']: row for row in rows}
-    if unknown := [one for one in wanted if one not in known]:
-        yield Mistake(by[0], f'not modelled: adapters of {", ".join(unknown)[:80]}', f'known are {", ".join(known)}')
+    by_module = {row['module']: row for row in rows}
+    if unknown := [one for one in wanted if one not in by_module]:
+        yield Mistake(
+            by[0], f'not modelled: adapters of {", ".join(unknown)[:80]}', f'known are {", ".join(by_module)}'
+        )
         return
-    of, several = [one for one in _PRODUCTS if any(known[name]['product'] == one for name in wanted)], []
+    of, several = [one for one in _PRODUCTS if any(by_module[name]['product'] == one for name in wanted)], []
     for product in of:
         parts = {row['part']: row['module'] for row in rows if row['product'] == product and row['part']}
         absent = [module for module in parts.values() if module not in wanted]
@@ -231,8 +233,8 @@ def _adapted(config: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
 def _sizes(path: str) -> dict[str, Any]:
     """The keys of a model as of a ``transformer:``, as far as its config can be read."""
     tree = document.Tree(root={'workload': {'model': path, 'sequence': 1}}, origins={(): path})
-    found = expanded(tree, Path()).tree.get(TRANSFORMER) if path else None
-    return found if isinstance(found, dict) else {}
+    sizes = expanded(tree, Path()).tree.get(TRANSFORMER) if path else None
+    return sizes if isinstance(sizes, dict) else {}
 
 
 _OF_DEEPSPEED: Final = (deepspeed.model, deepspeed.batch, deepspeed.precision, deepspeed.sharding)

@@ -63,61 +63,61 @@ def settings_of(
     text: str,
     name: str,
     source: Source,
-    given: Mapping[str, str],
+    overrides: Mapping[str, str],
     arguments: Sequence[str] = (),
     sourced: Callable[[str], str] = lambda _: '',
 ) -> tuple[Settings, list[Setting], tuple[str, ...]]:
     """The settings of a script, those that it does not use, and what could not be followed.
 
-    Arguments: ``given``, variables and flags of ``--set``; ``arguments`` of the script; ``sourced``, the text of a
+    Arguments: ``overrides``, variables and flags of ``--set``; ``arguments`` of the script; ``sourced``, the text of a
     script that it sources. Raises ``ScheduleError``.
     """
     printed = _PRINTED.findall(text)
     if len(printed) >= 5:
         settings = _printed(text, name)
-        return Settings([*settings, *_over(given, source, settings)], source.table), [], ()
+        return Settings([*settings, *_over(overrides, source, settings)], source.table), [], ()
     text = f'ARGS=({text}\n)\narguments "${{ARGS[@]}}"' if _LIST.match(text) else text
-    run = partial(_script, name=name, given=given, arguments=arguments, sourced=sourced)
-    script, job, launch = _with_job(text, name, run, given)
+    run = partial(_script, name=name, constants=overrides, arguments=arguments, sourced=sourced)
+    script, job, launch = _with_job(text, name, run, overrides)
     if not _has_model(launch) and (opened := _opened(text)) != text:
-        script, job, launch = _with_job(opened, name, run, given)
+        script, job, launch = _with_job(opened, name, run, overrides)
     if not _has_model(launch):
         # Another script starts it: what holds its flags is the command.
         launch = (*launch, *_of_variables(script))
     if not _flags(launch):
         what = 'no command with flags such as --num-layers was found'
         raise refusal(name, what, 'name the script that starts the training, or a file with its arguments')
-    found = [
+    flags = [
         *settings_of_job(job),
         *_processes(_with_text(script, launch), name),
         *(_documents(text, name, script) if 'zero-stage' in source.table.rows else ()),
     ]
-    found += _settings(srun_options(launch)[1], name)
+    flags += _settings(srun_options(launch)[1], name)
     # The program that gets the flags, and the one variable of the environment that changes the time of a step.
     if program := next((word for word in launch if word.text.endswith('.py')), None):
         name_of = program.text.rpartition('/')[2]
-        found.append(Setting('trainer', name_of, f'{name}:{program.line}', 'the program'))
+        flags.append(Setting('trainer', name_of, f'{name}:{program.line}', 'the program'))
     if queues := script.variable(_QUEUES):
-        found.append(Setting(_bare(_QUEUES.lower()), queues.text, f'{name}:{queues.line}', _QUEUES))
+        flags.append(Setting(_bare(_QUEUES.lower()), queues.text, f'{name}:{queues.line}', _QUEUES))
     skipped = list(_words(script.skipped, name))
     for other in script.commands:
         # Flags that stand alone, as behind a comment that ends the command before.
         if other is not launch and other and other[0].text.startswith('--'):
             skipped += _settings(other, name)
-    return Settings([*found, *_over(given, source, found)], source.table), skipped, script.notes
+    return Settings([*flags, *_over(overrides, source, flags)], source.table), skipped, script.notes
 
 
-def _over(given: Mapping[str, str], source: Source, settings: Sequence[Setting]) -> Iterator[Setting]:
+def _over(overrides: Mapping[str, str], source: Source, settings: Sequence[Setting]) -> Iterator[Setting]:
     """Flags of ``--set``, which go over those of the file; other names are variables of it."""
-    known = {one.name for one in settings}
-    for key, value in given.items():
+    names = {one.name for one in settings}
+    for key, value in overrides.items():
         name = _bare(key)
-        if name in source.table.rows or name in source.table.aliases or name in known:
+        if name in source.table.rows or name in source.table.aliases or name in names:
             yield Setting(name, value, f'--set {key}={value}')
 
 
 def _with_job(
-    text: str, name: str, run: Callable[[str, Mapping[str, str]], shell.Script], given: Mapping[str, str]
+    text: str, name: str, run: Callable[[str, Mapping[str, str]], shell.Script], overrides: Mapping[str, str]
 ) -> tuple[shell.Script, Job, tuple[shell.Argument, ...]]:
     """The script as a job of Slurm runs it, whose variables have what its options say; and the command of training."""
     script = run(text, {})
@@ -126,7 +126,7 @@ def _with_job(
     if launch in script.commands and (place := script.commands.index(launch)) and not srun_options(launch)[0]:
         # Of srun bash -c "…" the text is a command of its own.
         before = script.commands[place - 1]
-    job = job_of([*batch_options(text, name, {**values, **given}), *srun_options(before, name)[0]])
+    job = job_of([*batch_options(text, name, {**values, **overrides}), *srun_options(before, name)[0]])
     variables = environment(job)
     script = run(text, variables) if variables else script
     return script, job, _launch(script)
@@ -165,12 +165,12 @@ def _spread(words: Sequence[shell.Argument]) -> tuple[shell.Argument, ...]:
 def _of_variables(script: shell.Script) -> tuple[shell.Argument, ...]:
     """The flags that variables hold, those of the longest first, and of others what it does not have."""
     texts = sorted((_spread(words) for words in script.variables.values()), key=_flags, reverse=True)
-    found: list[shell.Argument] = []
+    arguments: list[shell.Argument] = []
     for words in texts if any(map(_has_model, texts)) else ():
-        has = {one.text for one in found if one.text.startswith('--')}
+        has = {one.text for one in arguments if one.text.startswith('--')}
         if _flags(words) and not has & {one.text for one in words}:
-            found += words
-    return tuple(found)
+            arguments += words
+    return tuple(arguments)
 
 
 def _opened(text: str) -> str:
@@ -188,9 +188,9 @@ def _documents(text: str, name: str, script: shell.Script) -> Iterator[Setting]:
     """What a here-document writes into a JSON for DeepSpeed."""
     for called, (flag, pattern) in _OF_JSON.items():
         if match := pattern.search(text):
-            told = script.variable(match[1] or '')
+            variable = script.variable(match[1] or '')
             line = text.count('\n', 0, match.start()) + 1
-            yield Setting(flag, told.text if told else match[2] or '', f'{name}:{line}', called)
+            yield Setting(flag, variable.text if variable else match[2] or '', f'{name}:{line}', called)
 
 
 def _words(words: Sequence[shell.Argument], name: str) -> Iterator[Setting]:
@@ -258,13 +258,13 @@ def _bare(flag: str) -> str:
 
 def _printed(text: str, name: str) -> list[Setting]:
     """Arguments as Megatron-LM prints them when it starts: ``num_layers ......... 32``."""
-    found = []
+    settings = []
     for match in _PRINTED.finditer(text):
         value = match[2].strip()
         if value not in ('None', 'False', '[]', ''):
             line = text.count('\n', 0, match.start(1)) + 1
-            found.append(Setting(_bare(match[1]), True if value == 'True' else value, f'{name}:{line}', match[1]))
-    return found
+            settings.append(Setting(_bare(match[1]), True if value == 'True' else value, f'{name}:{line}', match[1]))
+    return settings
 
 
 # Slurm: what #SBATCH lines and srun say of nodes, devices and tasks, and the variables that a job has
@@ -297,7 +297,7 @@ def batch_options(text: str, name: str, values: Mapping[str, str]) -> tuple[Sett
         expanded = re.sub(r'\$\{?(\w+)\}?', lambda match: values.get(match[1], match[0]), row[1].partition(' #')[0])
         words = [shell.Argument(word, line) for word in expanded.split()]
         while words:
-            words = _taken(words, name, '#SBATCH ', options)
+            words = _without_option(words, name, '#SBATCH ', options)
     return tuple(options)
 
 
@@ -311,11 +311,13 @@ def srun_options(
     rest = list(command[start + 1 :])
     options: list[Setting] = []
     while rest and _OPTION.fullmatch(rest[0].text):
-        rest = _taken(rest, name, 'srun ', options)
+        rest = _without_option(rest, name, 'srun ', options)
     return tuple(options), tuple(rest)
 
 
-def _taken(words: list[shell.Argument], file: str, before: str, options: list[Setting]) -> list[shell.Argument]:
+def _without_option(
+    words: list[shell.Argument], file: str, before: str, options: list[Setting]
+) -> list[shell.Argument]:
     """The words behind the first one and its value, which is added to the options where it is one that counts."""
     word, rest = words[0], words[1:]
     match = _OPTION.fullmatch(word.text)
@@ -326,8 +328,8 @@ def _taken(words: list[shell.Argument], file: str, before: str, options: list[Se
     if not value and rest and not rest[0].text.startswith('-') and (name or not _PROGRAM.fullmatch(rest[0].text)):
         value, rest = rest[0].text, rest[1:]
     if name:
-        shown = f'--{flag}' if match['long'] else f'-{flag}'
-        options.append(Setting(name, (value or '').strip('"\''), f'{file}:{word.line}', f'{before}{shown}'))
+        spelling = f'--{flag}' if match['long'] else f'-{flag}'
+        options.append(Setting(name, (value or '').strip('"\''), f'{file}:{word.line}', f'{before}{spelling}'))
     return rest
 
 

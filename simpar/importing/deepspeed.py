@@ -28,8 +28,8 @@ def _shape(ds: Settings) -> tuple[int, int, int, int]:
     tensor, context, pipe = _degrees(ds)
     inner = tensor * context * pipe
     full, small, steps = map(ds.number, _BATCH)
-    told = ds.number('devices')
-    data = max(1, told // inner) if told else max(1, full // (small * steps)) if full and small and steps else 0
+    devices = ds.number('devices')
+    data = max(1, devices // inner) if devices else max(1, full // (small * steps)) if full and small and steps else 0
     data = data or max(1, 8 // inner)
     if full and not small:
         steps = steps or 1
@@ -188,10 +188,10 @@ def model(ds: Settings) -> Iterator[Finding]:
     if 'model-config' not in ds:
         yield Mistake('model', 'a DeepSpeed file does not say the model', 'give it: --model config.json')
         return
-    told = ds.number('sequence')
-    length = told or min(ds.number('model-longest') or 2048, 2048)
+    sequence = ds.number('sequence')
+    length = sequence or min(ds.number('model-longest') or 2048, 2048)
     yield Entry('workload.sequence', length, ds.given('sequence'))
-    if not told:
+    if not sequence:
         yield Guess(f'samples of {length} tokens: --set sequence=N says another length')
 
 
@@ -232,8 +232,8 @@ def deepspeed_sharding(flags: Settings) -> Iterator[Finding]:
         # is one, too.
         yield Entry('plan.zero', 1, flags.given('bf16', 'zero-stage', *file), 'BF16_Optimizer shards states')
     elif file and 'zero-stage' not in flags:
-        shown = flags.named['deepspeed-config'].shown[:80]
-        yield Guess(f'no ZeRO, for {shown} is not here; --set zero-stage=N says its stage')
+        text = flags.named['deepspeed-config'].shown[:80]
+        yield Guess(f'no ZeRO, for {text} is not here; --set zero-stage=N says its stage')
     if stage < 3 and flags.on('overlap-comm'):
         yield Entry('plan.reduce_gradients', 'overlapped', ('overlap-comm',))
     elif stage < 3:
@@ -264,8 +264,8 @@ def neox_model(flags: Settings) -> Iterator[Finding]:
         yield from flags.left('without a gate', 'mlp-multiple-of')
     without = {'no-attention-bias': ['qkv', 'proj'], 'no-mlp-bias': ['ffn']}
     if by := flags.given(*without):
-        kept = [one for name, parts in without.items() if name not in by for one in parts]
-        yield Entry('workload.transformer.bias', kept, by)
+        biases = [one for name, parts in without.items() if name not in by for one in parts]
+        yield Entry('workload.transformer.bias', biases, by)
     if flags.on('gpt-j-residual'):
         yield Entry('workload.transformer.parallel', True, ('gpt-j-residual',))
         # EleutherAI/gpt-neox ea7aefd8f8e1, megatron/model/transformer.py: two norms of one input, unless they are tied.

@@ -255,18 +255,18 @@ def held(sizes: Mapping[str, Any], plan: Degrees) -> float:
         (2 * BYTES['weights'] + BYTES['gradients']) * (dense + experts) / sizes['layers'] if plan.zero == 3 else 0
     )
     tokens = sizes['sequence'] / plan.tensor
-    layer = tokens * (34 * sizes['hidden'] + _kept_by_experts(sizes))
-    kept = layer if plan.recompute == 'selective' else 2 * tokens * sizes['hidden']
+    layer = tokens * (34 * sizes['hidden'] + _expert_bytes(sizes))
+    activations = layer if plan.recompute == 'selective' else 2 * tokens * sizes['hidden']
     return float(
         weights * share
         + gathered
-        + kept * plan.pipeline * share * sizes['layers']
+        + activations * plan.pipeline * share * sizes['layers']
         + layer
         + 8 * tokens * sizes['vocab']
     )
 
 
-def _kept_by_experts(sizes: Mapping[str, Any]) -> int:
+def _expert_bytes(sizes: Mapping[str, Any]) -> int:
     """Bytes a token."""
     experts = sizes.get('experts') or {}
     ffn = experts.get('ffn') or sizes.get('ffn') or 4 * sizes['hidden']
@@ -316,16 +316,16 @@ def first_schedules(
     node = devices or profile.devices
     memory = float(profile.device.memory.size.value)
     plans = candidates({**sizes, 'sequence': sequence}, nodes * node, node, memory, batch)
-    given: dict[str, Any] = {'cluster.profile': profile.name}
+    keys: dict[str, Any] = {'cluster.profile': profile.name}
     framework = _framework(profile)
-    given |= {'cluster.stack': profiles.stack_of(framework, profile.name)} if framework else {}
-    given |= {'cluster.nodes': nodes} if nodes > 1 else {}
-    given |= {'cluster.devices': devices} if devices else {}
+    keys |= {'cluster.stack': profiles.stack_of(framework, profile.name)} if framework else {}
+    keys |= {'cluster.nodes': nodes} if nodes > 1 else {}
+    keys |= {'cluster.devices': devices} if devices else {}
     if model:
-        given |= {'workload.model': model, 'workload.sequence': sequence}
+        keys |= {'workload.model': model, 'workload.sequence': sequence}
     else:
-        given |= {f'workload.transformer.{key}': value for key, value in {**sizes, 'sequence': sequence}.items()}
-    given |= {
+        keys |= {f'workload.transformer.{key}': value for key, value in {**sizes, 'sequence': sequence}.items()}
+    keys |= {
         'workload.batch': batch, 'workload.precision': 'bf16', 'workload.gradients': 'fp32',
         'workload.optimizer.adamw.master_weights': True, 'workload.clip_norm': 1.0,
     }  # fmt: skip
@@ -334,7 +334,7 @@ def first_schedules(
         f'About {billions:.3g} billion weights on {nodes * node} devices of {profile.name}: a plan to begin with.',
         'simpar run FILE predicts it; simpar check FILE says what every rank does; simpar plan FILE betters it.',
     )
-    return [_first(plan, given, head, batch, sequence, framework) for plan in plans]
+    return [_first(plan, keys, head, batch, sequence, framework) for plan in plans]
 
 
 def _framework(profile: Profile) -> str:
@@ -347,11 +347,11 @@ def _framework(profile: Profile) -> str:
 
 
 def _first(
-    plan: Degrees, given: Mapping[str, Any], head: tuple[str, ...], batch: int, sequence: int, framework: str
+    plan: Degrees, keys: Mapping[str, Any], head: tuple[str, ...], batch: int, sequence: int, framework: str
 ) -> First:
     micro = max(1, batch // plan.data)
     values = {
-        **given, 'plan.data': plan.data, 'plan.tensor': plan.tensor, 'plan.sequence_parallel': plan.tensor > 1,
+        **keys, 'plan.data': plan.data, 'plan.tensor': plan.tensor, 'plan.sequence_parallel': plan.tensor > 1,
         'plan.pipeline': plan.pipeline, 'plan.micro_batches': micro, 'plan.zero': plan.zero,
         'plan.recompute': plan.recompute, 'plan.copies': 1, 'plan.reduce_gradients': 'overlapped',
     }  # fmt: skip
@@ -380,6 +380,6 @@ def _words(plan: Degrees) -> str:
 
 def _comments(plan: Degrees, batch: int, micro: int, sequence: int, framework: str) -> dict[str, str]:
     each = batch // (plan.data * micro)
-    told = {'framework': framework, 'tokens': batch * sequence, 'samples': f'{each} sample{"s" if each > 1 else ""}'}
+    words = {'framework': framework, 'tokens': batch * sequence, 'samples': f'{each} sample{"s" if each > 1 else ""}'}
     rows = files.read_csv(Path(__file__).parent / 'tables' / 'first_schedule.csv')
-    return {row['key']: row['comment'].format(**told) for row in rows}
+    return {row['key']: row['comment'].format(**words) for row in rows}

@@ -72,17 +72,17 @@ def mapped(
     if not any(one.name in source.table.rows or source.table.reason(one.name) for one in settings.every):
         where = settings.every[0].where.partition(':')[0] if settings.every else name
         raise ScheduleError(Problem(where, f'no setting of {source.name} is in it', 'name a file that it reads'))
-    told = [*settings.unreadable(), *settings.doubled(), *_copied(settings), *_of_another_model(settings)]
-    told += [one for rule in source.rules for one in rule(settings)]
+    all_findings = [*settings.unreadable(), *settings.doubled(), *_copied(settings), *_of_another_model(settings)]
+    all_findings += [one for rule in source.rules for one in rule(settings)]
     if model:
-        told = list(_beside(told, model))
+        all_findings = list(_beside(all_findings, model))
     if profile.device.work_queues is None:
-        told = list(_without_queues(told))
-    wrong = [_problem(settings, one) for one in told if isinstance(one, findings.Mistake)]
+        all_findings = list(_without_queues(all_findings))
+    wrong = [_problem(settings, one) for one in all_findings if isinstance(one, findings.Mistake)]
     wrong += list(_unassigned(settings))
     if wrong:
         raise ScheduleError(list(dict.fromkeys(wrong)))
-    says = [one for one in told if isinstance(one, findings.Entry)]
+    says = [one for one in all_findings if isinstance(one, findings.Entry)]
     values = {one.key: one.value for one in says}
     ranks, node = values.pop(RANKS, 0), values.pop(NODE, 0)
     nodes, larger = _cluster(profile, name, ranks, node)
@@ -94,14 +94,16 @@ def mapped(
     head = {'cluster.profile': values['cluster.profile'], 'cluster.stack': profiles.stack_of(framework, name, year)}
     comments = {one.key: _comment(settings, one) for one in says}
     comments['cluster.stack'] = f'the kernels and the host of {framework}'
-    lines = [_line(settings, one, told) for one in settings.every if one.name not in BESIDE]
+    lines = [_line(settings, one, all_findings) for one in settings.every if one.name not in BESIDE]
     for one in skipped:
         is_off = one.value is None or one.value is False
         outcome, note = (findings.IDLE, 'off') if is_off else (findings.NOT_TAKEN, '')
         lines.append(Line(one.called, one.shown, one.where, outcome, note=note))
     # What the cluster is comes first: no other guess moves the answer as far.
     said = [f'{name}: {unnamed}; --cluster says another'] if unnamed else []
-    guesses = sorted((one for one in told if isinstance(one, findings.Guess)), key=lambda one: not one.of_cluster)
+    guesses = sorted(
+        (one for one in all_findings if isinstance(one, findings.Guess)), key=lambda one: not one.of_cluster
+    )
     said += [*larger, *(one.what for one in guesses), *more, *rounded]
     # What no prediction knows of goes with the schedule, so that its answer tells it.
     gaps = [gap(line) for line in lines if line.outcome in (findings.NOT_MODELLED, findings.UNSEEN)][:MOST_GAPS]
@@ -109,9 +111,9 @@ def mapped(
     return Import(source.name, whole, comments, tuple(lines), tuple(dict.fromkeys(said)))
 
 
-def _without_queues(told: list[findings.Finding]) -> Iterator[findings.Finding]:
+def _without_queues(all_findings: list[findings.Finding]) -> Iterator[findings.Finding]:
     """What is told to a device whose streams share no queues."""
-    for one in told:
+    for one in all_findings:
         if isinstance(one, findings.Entry) and one.key == 'cluster.work_queues':
             yield from (findings.Unmapped(name, 'the device has no such queues', findings.IDLE) for name in one.by)
         else:
@@ -149,10 +151,10 @@ def _rounded(values: dict[str, Any], ranks: int) -> tuple[dict[str, Any], list[s
     return {**values, key: (even - 0.5) / mean}, [f'{even} slots of an expert, not {slots}: {sharing} ranks share them']
 
 
-def _beside(told: list[findings.Finding], model: str) -> Iterator[findings.Finding]:
+def _beside(all_findings: list[findings.Finding], model: str) -> Iterator[findings.Finding]:
     """What is told of a model that a config has: its keys are the config's, but for the length of samples."""
     yield findings.Entry('workload.model', model, ('model-config',))
-    for one in told:
+    for one in all_findings:
         of_model = isinstance(one, findings.Entry) and one.key.startswith('workload.transformer')
         if isinstance(one, findings.Entry) and one.key == 'workload.transformer.sequence':
             yield one._replace(key='workload.sequence')
@@ -187,8 +189,8 @@ def _of_another_model(settings: Settings) -> Iterator[findings.Finding]:
         if row is not None and row.outcome == findings.REFUSED:
             yield findings.Mistake(name, f'not modelled: {row.note}', f'--set {name}=false takes the model without')
         elif row is None and (what := shaping(name)):
-            told = f'unknown, and by its name it is of {what}, so that the step may hang on it'
-            yield findings.Mistake(name, told, f'--set {name}=false leaves it out')
+            why = f'unknown, and by its name it is of {what}, so that the step may hang on it'
+            yield findings.Mistake(name, why, f'--set {name}=false leaves it out')
 
 
 def _single(one: Setting) -> Any:
@@ -205,10 +207,10 @@ def _unassigned(settings: Settings) -> Iterator[Problem]:
         row = settings.table.rows.get(one.name)
         if row is None or not one.open or row.key.startswith('cluster.') or row.words.startswith('words of'):
             continue
-        asked = next((name for name in one.open if not name.startswith('$')), one.name)
+        variable = next((name for name in one.open if not name.startswith('$')), one.name)
         what = f'{one.called}: {", ".join(f"${name}" if name.isdigit() else name for name in one.open)} is not assigned'
-        behind = ', or all arguments of the script behind --' if asked.isdigit() else ''
-        yield Problem(one.where, what, f'give it: --set {asked}=…{behind}')
+        behind = ', or all arguments of the script behind --' if variable.isdigit() else ''
+        yield Problem(one.where, what, f'give it: --set {variable}=…{behind}')
 
 
 def _problem(settings: Settings, wrong: findings.Mistake) -> Problem:
@@ -222,19 +224,19 @@ def _cluster(profile: hardware.Profile, name: str, ranks: int, node: int) -> tup
 
     Arguments: ``ranks`` in all; ``node``, devices that each node gives, 0 for all.
     """
-    found: dict[str, Any] = {'cluster.profile': name}
-    told = []
+    keys: dict[str, Any] = {'cluster.profile': name}
+    notes = []
     if node > profile.devices:
-        told = [f'nodes of {profile.devices} devices: the file has {node} on each, {name} has {profile.devices}']
+        notes = [f'nodes of {profile.devices} devices: the file has {node} on each, {name} has {profile.devices}']
     share = node if 0 < node <= profile.devices and ranks % node == 0 else min(profile.devices, max(1, ranks))
     if ranks % share:
         # Equal shares: the largest number of a node that divides all.
         share = next(one for one in range(share, 0, -1) if ranks % one == 0)
     if ranks > share:
-        found['cluster.nodes'] = ranks // share
+        keys['cluster.nodes'] = ranks // share
     if ranks and share < profile.devices:
-        found['cluster.devices'] = share
-    return found, told
+        keys['cluster.devices'] = share
+    return keys, notes
 
 
 def _comment(settings: Settings, says: findings.Entry) -> str:
@@ -246,18 +248,18 @@ def _comment(settings: Settings, says: findings.Entry) -> str:
     return '; '.join(filter(None, (by, says.note)))
 
 
-def _line(settings: Settings, one: Setting, told: list[findings.Finding]) -> Line:
+def _line(settings: Settings, one: Setting, all_findings: list[findings.Finding]) -> Line:
     line = partial(Line, one.called, one.shown, one.where)
     if settings.named[one.name] is not one:
         return line(findings.IDLE, note='given again below, where it counts')
-    says = [said for said in told if isinstance(said, findings.Entry) and one.name in said.by]
+    says = [said for said in all_findings if isinstance(said, findings.Entry) and one.name in said.by]
     keys = tuple(dict.fromkeys(said.key for said in says))
-    left = next((said for said in told if isinstance(said, findings.Unmapped) and said.by == one.name), None)
+    left = next((said for said in all_findings if isinstance(said, findings.Unmapped) and said.by == one.name), None)
     if left is not None:
         return line(left.reason, keys, left.note or 'as it is without it')
     if keys:
-        shown = tuple(dict.fromkeys('cluster' if key in (RANKS, NODE) else key for key in keys))
-        return line(findings.MAPPED, shown, next((said.note for said in says if said.note), ''))
+        targets = tuple(dict.fromkeys('cluster' if key in (RANKS, NODE) else key for key in keys))
+        return line(findings.MAPPED, targets, next((said.note for said in says if said.note), ''))
     if one.name in settings.table.rows:
         return line(findings.IDLE, note=settings.idle(one.name) or 'as it is without it')
     if one.name in ('devices', ACCELERATOR):
@@ -307,21 +309,21 @@ def listing(made: Import, *, full: bool) -> str:
 
     Arguments: ``full``, whether a line for every other setting follows, or their number.
     """
-    told = _guesses(made)
+    lines = _guesses(made)
     missing = [
         line for line in made.lines if line.outcome in (findings.NOT_MODELLED, findings.UNSEEN, findings.NOT_TAKEN)
     ]
-    told += [f'{_outcome(line)}: {_flag(line, with_note=False)}' for line in missing]
+    lines += [f'{_outcome(line)}: {_flag(line, with_note=False)}' for line in missing]
     rest = [line for line in made.lines if line not in missing]
     if full:
         rows = [(line.where, f'{line.name} {line.value}'.removesuffix(' true'), _outcome(line)) for line in rest]
         widths = [min(48, max((len(row[column]) for row in rows), default=0)) for column in range(2)]
-        told += [f'{row[0]:<{widths[0]}}  {row[1][:80]:<{widths[1]}}  {row[2]}' for row in rows]
+        lines += [f'{row[0]:<{widths[0]}}  {row[1][:80]:<{widths[1]}}  {row[2]}' for row in rows]
     else:
         mapped = sum(line.outcome == findings.MAPPED for line in rest)
         idle = len(rest) - mapped
-        told.append(f'{mapped} settings are mapped, {idle} have no effect on the time of a step: --full lists them')
-    return '\n'.join(map(clean, told))
+        lines.append(f'{mapped} settings are mapped, {idle} have no effect on the time of a step: --full lists them')
+    return '\n'.join(map(clean, lines))
 
 
 def _guesses(made: Import) -> list[str]:

@@ -134,10 +134,10 @@ def attention(flags: Settings) -> Iterator[Finding]:
     elif silent:
         yield Guess('attention is flash, as attention-backend auto finds it')
     hidden, core = flags.real('hidden-dropout'), flags.real('attention-dropout')
-    given = flags.given('hidden-dropout', 'attention-dropout')
-    if len(given) < 2 and (hidden or core):
+    sources = flags.given('hidden-dropout', 'attention-dropout')
+    if len(sources) < 2 and (hidden or core):
         yield Guess('dropout is 0.1 where the flags do not say it')
-    yield Entry(f'{_T}.dropout', hidden, given)
+    yield Entry(f'{_T}.dropout', hidden, sources)
     if hidden != core and 'attention-dropout' in flags:
         note = f'{core:g}, beside {hidden:g} elsewhere: dropout {hidden:g} is written for both'
         yield Unmapped('attention-dropout', note)
@@ -318,8 +318,8 @@ def eight(flags: Settings) -> Iterator[Finding]:
     if flags.on(names[0]):
         first, last = map(flags.number, names[1:])
         layers = flags.number('num-layers')
-        kept = dict.fromkeys([*range(first), *range(layers - last, layers)])
-        yield Entry('workload.fp8_except', [f'layer{layer}.*' for layer in kept], flags.given(*names))
+        numbers = dict.fromkeys([*range(first), *range(layers - last, layers)])
+        yield Entry('workload.fp8_except', [f'layer{layer}.*' for layer in numbers], flags.given(*names))
 
 
 def optimizer(flags: Settings) -> Iterator[Finding]:

@@ -280,8 +280,8 @@ def recompute(config: Settings) -> Iterator[Finding]:
     full, some = 'recompute_config.recompute', 'recompute_config.select_recompute'
     by = tuple(name for name in config.named if re.fullmatch(r'recompute_config\.(select_)?recompute(\..+)?', name))
     of_full, parts = _layers(config, full), _selected(config, some)
-    asked = [full, *dict.fromkeys(name for name, _ in parts)]
-    lists = [name for name in asked if isinstance(_counts(config, name), list)]
+    names = [full, *dict.fromkeys(name for name, _ in parts)]
+    lists = [name for name in names if isinstance(_counts(config, name), list)]
     unfit = [name for name in lists if _layers(config, name) is None]
     if unfit:
         yield Unmapped(unfit[0], 'numbers of layers that do not fit the stages; none is recomputed for them')
@@ -337,10 +337,10 @@ def _selected(config: Settings, some: str) -> list[tuple[str, str]]:
     if not named:
         return [(some, 'norm*'), (some, act)]
     kinds = {'norm': 'norm*', 'silu': act, 'mul': act, 'reshape': ''}
-    found = [
+    patterns = [
         (name, next((one for word, one in kinds.items() if word in name.rpartition('\\.')[2]), None)) for name in named
     ]
-    return [(name, one) for name, one in found if one is not None]
+    return [(name, one) for name, one in patterns if one is not None]
 
 
 def _counts(config: Settings, name: str) -> Any:
@@ -366,13 +366,13 @@ def _layers(config: Settings, name: str) -> list[int] | None:
 
 def _spread(stages: list[int], counts: list[int]) -> list[int]:
     """Layers of each rank's chunks, one of each chunk in turn (utils.py, line 476). Arguments: ``counts`` of ranks."""
-    taken = [0] * len(stages)
+    layers = [0] * len(stages)
     for rank, count in enumerate(counts):
         own = range(rank, len(stages), len(counts))
         for _ in range(min(count, sum(stages[one] for one in own))):
-            place = min((one for one in own if taken[one] < stages[one]), key=lambda one: (taken[one], one))
-            taken[place] += 1
-    return taken
+            place = min((one for one in own if layers[one] < stages[one]), key=lambda one: (layers[one], one))
+            layers[place] += 1
+    return layers
 
 
 def passes(config: Settings) -> Iterator[Finding]:

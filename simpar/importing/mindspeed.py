@@ -252,7 +252,7 @@ def recomputed_parts(flags: Settings) -> Iterator[Finding]:
     if said == 'full':
         yield from flags.left('every layer is recomputed in full', *on, *(one for name in on for one in numbers[name]))
         return
-    found = said if isinstance(said, list) else []
+    patterns = said if isinstance(said, list) else []
     first = flags.number('recompute-num-layers') if flags.given('recompute-num-layers') else 0
     whole = flags.text('recompute-granularity') == 'full' and not flags.on('swap-attention')
     for name in on:
@@ -262,11 +262,14 @@ def recomputed_parts(flags: Settings) -> Iterator[Finding]:
         elif stages is not None and (by or (first and not whole)):
             most = megatron.recomputed_layers(flags, stages, first + flags.number(by[0])) if by else stages
             done = first_layers(stages, megatron.recomputed_layers(flags, stages, first)) if first else []
-            found = [*found, *(f'layer{one}.*{operator}' for one in first_layers(stages, most) if one not in done)]
-            yield Entry('plan.recompute', found or 'none', (name, *by))
+            patterns = [
+                *patterns,
+                *(f'layer{one}.*{operator}' for one in first_layers(stages, most) if one not in done),
+            ]
+            yield Entry('plan.recompute', patterns or 'none', (name, *by))
         else:
-            found = [*found, f'layer*.{operator}']
-            yield Entry('plan.recompute', found, (name,))
+            patterns = [*patterns, f'layer*.{operator}']
+            yield Entry('plan.recompute', patterns, (name,))
 
 
 def expansion(flags: Settings) -> Iterator[Finding]:

@@ -45,14 +45,14 @@ _SETTERS: Final = words('setter')
 """Functions of MindSpore that set something without an effect on what a step does; all other setters are refused."""
 
 
-def imported_script(text: str, path: Path, given: Mapping[str, str], profile: str) -> mapping.Import:
+def imported_script(text: str, path: Path, variables: Mapping[str, str], profile: str) -> mapping.Import:
     """What a script says, as a schedule.
 
-    Arguments: ``given``, ``worker_num`` or another number of the script; ``profile`` of the cluster.
+    Arguments: ``variables``, ``worker_num`` or another number of the script; ``profile`` of the cluster.
     Raises ``ScheduleError`` with a line for each thing that is not understood.
     """
     tree = python_script.tree_of(text, path)
-    reader = Script(str(path), path.parent, given=dict(given))
+    reader = Script(str(path), path.parent, given=dict(variables))
     reader.launched(path)
     try:
         reader.module(tree, reader.scope)
@@ -96,7 +96,7 @@ class Script(mindspore_parallel.Parallel):
     def launched(self, path: Path) -> None:
         """Devices and options, as ``--set`` says or a script beside this one that starts it."""
         said = self.given.get('worker_num') or self.given.get('device_num') or ''
-        found: dict[int, str] = {}
+        by_number: dict[int, str] = {}
         name = re.compile(rf'(?<![\w-]){re.escape(path.name)}\b([^\n&|;>]*)')
         for script in sorted(path.parent.glob('*.sh')) if path.parent.is_dir() else ():
             # A command goes on behind a backslash, and what follows a sharp is none.
@@ -105,22 +105,22 @@ class Script(mindspore_parallel.Parallel):
             runs = name.findall(text)
             for number in _WORKERS.findall(text) if runs else ():
                 at = next((place for place, line in enumerate(raw.splitlines(), 1) if number in line), 1)
-                found.setdefault(int(number) if number.isdecimal() else 0, f'{script}:{at}')
+                by_number.setdefault(int(number) if number.isdecimal() else 0, f'{script}:{at}')
             for called in runs:
                 for option, value in re.findall(r'--([\w-]+)(?:[= ]\s*([^\s-][^\s]*))?', called):
-                    known = option.replace('-', '_')
+                    key = option.replace('-', '_')
                     said_so = UNKNOWN if '$' in value else value or True
-                    self.options[known] = said_so if self.options.get(known, said_so) == said_so else UNKNOWN
+                    self.options[key] = said_so if self.options.get(key, said_so) == said_so else UNKNOWN
         if said.isdecimal() and int(said):
             self.world = int(said)
-        elif len(found) > 1:
-            places = ', '.join(found.values())
+        elif len(by_number) > 1:
+            places = ', '.join(by_number.values())
             self.refuse(1, f'scripts start it on several numbers of devices ({places})', 'say one: --set worker_num=8')
-            self.world = max(found)
-        elif found and (number := next(iter(found))):
+            self.world = max(by_number)
+        elif by_number and (number := next(iter(by_number))):
             self.world = number
             self.lines.append(
-                mapping.Line('worker_num', str(number), found[number], findings.MAPPED, ('cluster.devices',))
+                mapping.Line('worker_num', str(number), by_number[number], findings.MAPPED, ('cluster.devices',))
             )
 
     def devices(self) -> int:
@@ -157,8 +157,8 @@ class Script(mindspore_parallel.Parallel):
             return self.refuse(line, f'{last_of}() is not known', 'leave it out, or write what it does by hand')
         if last_of in ('jit', 'ms_function', 'lazy_inline') and values:
             return values[0]
-        found = self.of_training(last_of, name, line, values, named)
-        return Thing(name, line, values, named) if found is NotImplemented else found
+        answer = self.of_training(last_of, name, line, values, named)
+        return Thing(name, line, values, named) if answer is NotImplemented else answer
 
     def of_training(self, last_of: str, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         """Calls that say something of a training; ``NotImplemented`` for any other."""
@@ -243,8 +243,8 @@ class Script(mindspore_parallel.Parallel):
 
     def generated(self, made: Thing, of: Function, line: int) -> Thing:
         """The samples that a generator yields: the first dim of the first array."""
-        found = next((one for one in ast.walk(of.of) if isinstance(one, ast.Yield)), None)
-        value = self.value(found.value, dict(of.scope)) if found else UNKNOWN
+        node = next((one for one in ast.walk(of.of) if isinstance(one, ast.Yield)), None)
+        value = self.value(node.value, dict(of.scope)) if node else UNKNOWN
         first = value[0] if isinstance(value, (tuple, list)) and value else value
         shape = list(_numbers(first))
         return self.batched(made, shape[0], line) if shape else made
@@ -269,13 +269,13 @@ class Script(mindspore_parallel.Parallel):
             if key not in _FREE and value not in (None, 'O0', False, ''):
                 self.refuse(line, f'{key} of {name} is not read (got {last(value)[:40]})', 'leave it out')
         both = (('loss', loss, LOSSES, self.losses), ('optimizer', optimizer, OPTIMIZERS, self.optimizers))
-        for kind, of, known, keep in both:
+        for kind, of, table, keep in both:
             if any(of is one for one in keep):
                 keep[:] = [of]
             elif of is not None:
                 is_open = isinstance(of, (python_script.Unknown, Cell))
                 what = f'the {kind} of {name} is not known' if is_open else f'{last(of)} is not read'
-                self.refuse(line, what, f'write one of {", ".join(known)}')
+                self.refuse(line, what, f'write one of {", ".join(table)}')
         if loss is not None and name == 'WithLossCell':
             self.with_loss = inner
         self.reduces |= optimizer is not None
@@ -297,9 +297,9 @@ class Script(mindspore_parallel.Parallel):
         owner, name = of.owner, of.name
         if isinstance(owner, Method) and isinstance(owner.owner, Thing) and name == 'shard':
             return self.sharded(owner.owner, owner.name, line, values, named)
-        found = owner.method(name) if isinstance(owner, Cell) else None
-        if found and isinstance(owner, Cell):
-            return self.bound(owner, found, values, named)
+        function = owner.method(name) if isinstance(owner, Cell) else None
+        if function and isinstance(owner, Cell):
+            return self.bound(owner, function, values, named)
         if has_data(owner, *values, *named.values()):
             return self.of_tensor(owner, name, line, values)
         if name in ('trainable_params', 'get_parameters'):
@@ -372,15 +372,15 @@ class Script(mindspore_parallel.Parallel):
         """Options of the script: as ``--set`` says, the line that starts it, or their defaults."""
         if name == 'add_argument' and values and all(isinstance(value, str) for value in values):
             long = next((value for value in values if value.startswith('--')), values[0])
-            known = str(named.get('dest', long.lstrip('-').replace('-', '_')))
+            key = str(named.get('dest', long.lstrip('-').replace('-', '_')))
             is_switch = named.get('action') in ('store_true', 'store_false')
             usual = named.get('default', named.get('action') == 'store_false' if is_switch else None)
             is_open = named.get('required') is True or not long.startswith('-')
-            found = self.given.get(known, self.options.get(known, NotImplemented))
-            if is_switch and found is not NotImplemented and not isinstance(found, python_script.Unknown):
-                found = str(found).lower() == 'true' if known in self.given else named.get('action') == 'store_true'
-            value = (UNKNOWN if is_open else usual) if found is NotImplemented else _literal(found)
-            owner.marks['parsed'][known] = str(value) if last(named.get('type')) == 'str' and value == found else value
+            setting = self.given.get(key, self.options.get(key, NotImplemented))
+            if is_switch and setting is not NotImplemented and not isinstance(setting, python_script.Unknown):
+                setting = str(setting).lower() == 'true' if key in self.given else named.get('action') == 'store_true'
+            value = (UNKNOWN if is_open else usual) if setting is NotImplemented else _literal(setting)
+            owner.marks['parsed'][key] = str(value) if last(named.get('type')) == 'str' and value == setting else value
         elif name in ('parse_args', 'parse_known_args'):
             options = Thing('options', owner.line, marks={'options': owner.marks['parsed']})
             return options if name == 'parse_args' else (options, [])
@@ -452,11 +452,13 @@ class Script(mindspore_parallel.Parallel):
             of = self.network = self.called[0]
         if of is None:
             return UNKNOWN
-        found = of.method('construct') if isinstance(of, Cell) else None
+        construct = of.method('construct') if isinstance(of, Cell) else None
         line = of.of.lineno if isinstance(of, (Function, Cell)) else of.line
         if self.forward is not None and self.trained is not None:
             self.refuse(line, 'a Model and a function of the script both train', 'name the file that trains once')
-        count = len(of.of.args.args) if isinstance(of, Function) else len(found[0].args.args) - 1 if found else 1
+        count = (
+            len(of.of.args.args) if isinstance(of, Function) else len(construct[0].args.args) - 1 if construct else 1
+        )
         inputs = [Data('x'), *(Thing(LABEL, line) for _ in range(count - 1))]
         if isinstance(of, Function):
             self.depth += 1
@@ -534,33 +536,33 @@ class Script(mindspore_parallel.Parallel):
         of = self.one_of(self.optimizers, 'optimizer', OPTIMIZERS)
         return values | (self.updated(of) if of else {})
 
-    def one_of(self, found: list[Thing], what: str, known: Mapping[str, Any]) -> Thing | None:
+    def one_of(self, things: list[Thing], what: str, table: Mapping[str, Any]) -> Thing | None:
         """The one loss or optimizer of a script; refused where there are several kinds, or none."""
-        if not found:
-            self.refuse(1, f'no {what} of nn was found', f'write one of {", ".join(known)}')
+        if not things:
+            self.refuse(1, f'no {what} of nn was found', f'write one of {", ".join(table)}')
             return None
-        if len({one.last for one in found}) > 1:
-            names = ' and '.join(f'{one.last} (line {one.line})' for one in found)
-            self.refuse(found[-1].line, f'which {what} trains is not known: {names}', 'name the file that trains once')
-        return found[-1]
+        if len({one.last for one in things}) > 1:
+            names = ' and '.join(f'{one.last} (line {one.line})' for one in things)
+            self.refuse(things[-1].line, f'which {what} trains is not known: {names}', 'name the file that trains once')
+        return things[-1]
 
     def samples(self) -> int:
         """Samples that a reader takes at a time: of the dataset that is trained on, or the one that there is."""
         if self.given.get('batch', '').isdecimal() and int(self.given['batch']):
             return int(self.given['batch'])
         of = self.trained
-        found = self.read or self.batches
+        batches = self.read or self.batches
         if of is not None:
-            found = [of.marks['batch']] if 'batch' in of.marks else []
-        sizes = {size for size, _ in found}
-        if not found:
+            batches = [of.marks['batch']] if 'batch' in of.marks else []
+        sizes = {size for size, _ in batches}
+        if not batches:
             self.refuse(1, 'no batch of a dataset was found', 'give that of one device: --set batch=32')
         elif len(sizes) > 1 or not min(sizes):
             what = 'the batch is no number that the script says' if len(sizes) < 2 else f'batches of {sorted(sizes)}'
-            self.refuse(found[-1][1], what, 'give that of one device: --set batch=32')
+            self.refuse(batches[-1][1], what, 'give that of one device: --set batch=32')
         else:
-            self.line('batch', found[0][0], found[0][1], ('workload.batch',))
-            return found[0][0]
+            self.line('batch', batches[0][0], batches[0][1], ('workload.batch',))
+            return batches[0][0]
         return 0
 
     def cast(self) -> None:
@@ -630,10 +632,10 @@ def _literal(text: Any) -> Any:
     if not isinstance(text, str):
         return text
     try:
-        found = ast.literal_eval(text)
+        literal = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-    return found if isinstance(found, (int, float, str)) else text
+    return literal if isinstance(literal, (int, float, str)) else text
 
 
 # lines that ``simpar export`` writes, as keys of a plan: a module that wraps a network and has none

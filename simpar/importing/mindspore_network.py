@@ -103,24 +103,24 @@ class Network(Reader):
         if len(every) > 1:
             return self.refuse(line, 'of several inputs nothing is known')
         for part in parts:
-            found = self.apply(part, line, [current], {}) if isinstance(part, (Thing, Cell)) else UNKNOWN
-            if not isinstance(found, Data):
-                return found if self.problems else self.refuse(of.line, 'a layer of this is not known')
-            current = found
+            output = self.apply(part, line, [current], {}) if isinstance(part, (Thing, Cell)) else UNKNOWN
+            if not isinstance(output, Data):
+                return output if self.problems else self.refuse(of.line, 'a layer of this is not known')
+            current = output
         self.mark(of.marks, before)
         return current
 
     def constructed(self, of: Cell, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         """What a cell makes of tensors."""
-        found = of.method('construct')
-        if found is None:
+        method = of.method('construct')
+        if method is None:
             return self.refuse(line, f'{of.of.name} has no construct', 'write one')
         if self.depth < 2:
             self.label(of)
         self.outer = self.outer or of
         before = len(self.layers)
         self.depth += 1
-        result = self.bound(of, found, values, named)
+        result = self.bound(of, method, values, named)
         self.depth -= 1
         self.mark(of.marks, before)
         return result
@@ -185,16 +185,16 @@ class Network(Reader):
             self.of_bias(of, keys)
         return self.activated(row, of, self.emit(row.kind, {**keys, **of.marks}, data, line, self.named(of)), line)
 
-    def activated(self, row: Word, of: Thing, found: Data, line: int) -> Any:
+    def activated(self, row: Word, of: Thing, tensor: Data, line: int) -> Any:
         """The activation that a dense layer has."""
         inner = of.argument('activation', row.order) if row.kind == 'dense' else None
         if inner is None:
-            return found
+            return tensor
         if inner in _ACTIVATIONS:
-            return self.emit(inner, {}, [found], line, '')
+            return self.emit(inner, {}, [tensor], line, '')
         inner_row = row_of(inner.name) if isinstance(inner, Thing) else None
         if inner_row and inner_row.kind in _ACTIVATIONS:
-            return self.layer(inner, line, [found], {})
+            return self.layer(inner, line, [tensor], {})
         return self.refuse(
             of.line, 'this activation is not read', f'write one of {", ".join(_ACTIVATIONS)}, or a layer'
         )
@@ -371,13 +371,13 @@ def _shape(weight: Any) -> tuple[int, ...] | None:
 
 def _dims(value: Any) -> tuple[int, ...] | None:
     """The last list of whole numbers in the calls that make an array."""
-    found = None
+    dims = None
     for one in (*value.values, *value.named.values()) if isinstance(value, Thing) else ():
         inner = _dims(one)
         if isinstance(one, (list, tuple)) and one and all(isinstance(part, int) and part > 0 for part in one):
             inner = tuple(one)
-        found = inner or found
-    return found
+        dims = inner or dims
+    return dims
 
 
 def has_weights(of: Thing) -> bool:

@@ -86,29 +86,29 @@ class Parallel(mindspore_network.Network):
 
     def staged(self, network: Cell, path: str, stage: Any, line: int) -> None:
         """The stage of a cell by its path, ``_backbone.layer1``."""
-        found: Any = network
+        cell: Any = network
         for part in path.removeprefix('_backbone.').split('.'):
-            parts = self.parts(found)
-            if isinstance(found, Cell):
-                found = found.attributes.get(part)
+            parts = self.parts(cell)
+            if isinstance(cell, Cell):
+                cell = cell.attributes.get(part)
             elif parts is not None and part.isdecimal() and int(part) < len(parts):
-                found = parts[int(part)]
+                cell = parts[int(part)]
             else:
-                found = None
-        self.sets(found, 'pipeline_stage', stage, line)
+                cell = None
+        self.sets(cell, 'pipeline_stage', stage, line)
 
     def layout(self, line: int, values: list[Any], named: dict[str, Any]) -> Thing:
         """A device matrix with names of its axes."""
         said = said_of(('device_matrix', 'alias_name', 'rank_list'), values, named)
         dims, names = said.get('device_matrix'), said.get('alias_name')
-        known = (
+        is_plain = (
             isinstance(dims, (tuple, list))
             and isinstance(names, (tuple, list))
             and len(dims) == len(names)
             and all(isinstance(one, int) and one > 0 for one in dims)
             and all(isinstance(one, str) and one not in ('interleaved_parallel', 'None') for one in names)
         )
-        if not known or said.get('rank_list') is not None or not isinstance(dims, (tuple, list)) or not names:
+        if not is_plain or said.get('rank_list') is not None or not isinstance(dims, (tuple, list)) or not names:
             self.refuse(line, 'this Layout is not read', 'write Layout((2, 4), ("dp", "mp")), without more')
             return Thing('Layout', line)
         if not self.matrix:
@@ -116,12 +116,12 @@ class Parallel(mindspore_network.Network):
         # Axes of a later layout are products of neighbouring axes of the first one.
         rest, axes = list(self.matrix.items()), {}
         for name, size in zip(names, dims, strict=True):
-            taken: list[str] = []
-            while rest and prod(self.matrix[one] for one in taken) < size:
-                taken.append(rest.pop(0)[0])
-            if prod(self.matrix[one] for one in taken) != size:
+            group: list[str] = []
+            while rest and prod(self.matrix[one] for one in group) < size:
+                group.append(rest.pop(0)[0])
+            if prod(self.matrix[one] for one in group) != size:
                 self.refuse(line, 'the axes of this Layout are none of the first one', 'write one Layout for all')
-            axes[name] = '+'.join(taken) or 'none'
+            axes[name] = '+'.join(group) or 'none'
         if rest and prod(size for _, size in rest) > 1:
             self.refuse(line, 'this Layout has fewer devices than the first one', 'write one Layout for all')
         return Thing('Layout', line, marks={'names': axes})
@@ -198,13 +198,13 @@ class Parallel(mindspore_network.Network):
     def plan(self, world: int, stages: int, assumed: list[str]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         said, line = self.context.pop('parallel_mode', ('stand_alone', 0))
-        known = MODES.get(last(said).lower())
-        mode = known.kind if known else None
+        row = MODES.get(last(said).lower())
+        mode = row.kind if row else None
         search, at = self.context.pop('search_mode', self.context.pop('auto_parallel_search_mode', ('', 0)))
         searched = SEARCHES.get(str(search) or str(mode)) if mode in SEARCHES else None
         if mode is None or mode in ('hybrid_parallel', 'dynamic_programming') or (mode in SEARCHES and not searched):
-            told = f'the mode {last(said)} {last(search)}'.rstrip()
-            self.refuse(line or at, f'{told} is not known', 'write semi_auto')
+            text = f'the mode {last(said)} {last(search)}'.rstrip()
+            self.refuse(line or at, f'{text} is not known', 'write semi_auto')
         elif mode == 'data_parallel' and world > 1 and not self.reduces:
             self.refuse(
                 line, 'nothing sums gradients over devices', 'call nn.DistributedGradReducer, or train by a Model'
@@ -279,13 +279,13 @@ class Parallel(mindspore_network.Network):
         config, line = self.context.pop('pipeline_config', ({}, 0))
         if stages < 2 or config is None:
             return {}
-        known = isinstance(config, dict) and not set(config) - {'pipeline_interleave', 'pipeline_scheduler'}
+        is_known = isinstance(config, dict) and not set(config) - {'pipeline_interleave', 'pipeline_scheduler'}
         scheduler = str(config.get('pipeline_scheduler', '1f1b')) if isinstance(config, dict) else last(config)
         is_interleaved = isinstance(config, dict) and config.get('pipeline_interleave') not in (None, False)
-        if known and is_interleaved and self.is_bare:
+        if is_known and is_interleaved and self.is_bare:
             # How many chunks there are, marks of layers say.
             return {'plan.order': f'mindspore-2.10/{scheduler}'}
-        if not known or is_interleaved or scheduler not in ('1f1b', 'gpipe'):
+        if not is_known or is_interleaved or scheduler not in ('1f1b', 'gpipe'):
             what = f'the pipeline scheduler {scheduler}, interleaved {is_interleaved}'
             self.refuse(line, f'{what}, is not read', 'write 1f1b or gpipe, or --set plan.order=…')
         return {'plan.order': scheduler}
@@ -327,12 +327,12 @@ class Parallel(mindspore_network.Network):
         mode = of_sums.get('mode') if isinstance(of_sums, dict) else None
         others = [one for name, one in said.items() if name != 'allreduce'] if isinstance(said, dict) else []
         value = of_sums.get('config') if isinstance(of_sums, dict) else None
-        known = {
+        is_known = {
             'auto': value is None and not others,
             'size': isinstance(value, int) and all(one == of_sums for one in others),
             'index': isinstance(value, (list, tuple)) and all(isinstance(one, int) for one in value) and not others,
         }.get(str(mode), False)
-        if not known or has_ids:
+        if not is_known or has_ids:
             self.refuse(line, 'this comm_fusion is not read', "write {'allreduce': {'mode': 'auto', 'config': None}}")
             return {}
         self.line('comm_fusion', mode, line, ('plan.fusion',))

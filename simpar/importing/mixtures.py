@@ -132,14 +132,14 @@ def ranks_of(flags: Settings) -> Ranks:
         node = full
         what = f'{full} devices of each node, all that it has: --set nproc-per-node=N says another number'
         notes = (Guess(what, of_cluster=True),)
-    known = total or nodes * node
-    if not known:
+    rank_count = total or nodes * node
+    if not rank_count:
         return Ranks(inner, 0, (_unknown_ranks(flags, nodes, node),))
-    if known % inner:
+    if rank_count % inner:
         ranks = inner if inner < full else lcm(inner, full)
-        what = f'{ranks} devices: the file has {known}, which do not divide into the {inner} of its degrees'
+        what = f'{ranks} devices: the file has {rank_count}, which do not divide into the {inner} of its degrees'
         return Ranks(ranks, 0, (Guess(what, of_cluster=True),))
-    return Ranks(known, node, notes)
+    return Ranks(rank_count, node, notes)
 
 
 def _count(flags: Settings, name: str) -> int:
@@ -149,13 +149,13 @@ def _count(flags: Settings, name: str) -> int:
 
 def _unknown_ranks(flags: Settings, nodes: int, node: int) -> Mistake:
     """What to write where nobody says how many devices there are."""
-    missing = [name for name, known in (('nnodes', nodes), ('nproc-per-node', node)) if not known]
-    asked = [flags.named[name].open for name in missing if name in flags]
-    variables = [one for names in asked for one in names if not one.startswith('$')]
-    given = ' '.join(f'--set {name}=8' for name in dict.fromkeys(variables or missing))
+    missing = [name for name, count in (('nnodes', nodes), ('nproc-per-node', node)) if not count]
+    open_names = [flags.named[name].open for name in missing if name in flags]
+    variables = [one for names in open_names for one in names if not one.startswith('$')]
+    example = ' '.join(f'--set {name}=8' for name in dict.fromkeys(variables or missing))
     said = next((name for name in missing if name in flags), '')
     what = f'{flags.named[said].shown} is not known' if said else 'the file does not say how many devices it runs on'
-    return Mistake(said or 'nnodes', what, f'give the number, e.g. {given}')
+    return Mistake(said or 'nnodes', what, f'give the number, e.g. {example}')
 
 
 def expert(flags: Settings) -> Iterator[Finding]:

@@ -212,10 +212,10 @@ class Reader(ABC):
                 self.assign(target, value, scope)
         elif isinstance(one, ast.AugAssign):
             left, right = self.value(one.target, scope), self.value(one.value, scope)
-            found = self.sign(one, left, right)
-            if isinstance(left, list) and isinstance(found, list):
-                left[:], found, self.changes = found, left, self.changes + 1
-            self.assign(one.target, found, scope)
+            outcome = self.sign(one, left, right)
+            if isinstance(left, list) and isinstance(outcome, list):
+                left[:], outcome, self.changes = outcome, left, self.changes + 1
+            self.assign(one.target, outcome, scope)
         elif isinstance(one, ast.Expr):
             self.value(one.value, scope)
         elif isinstance(one, ast.Return):
@@ -283,13 +283,13 @@ class Reader(ABC):
         own = self.beside(one.module) if isinstance(one, ast.ImportFrom) and one.module and one.level < 2 else None
         for alias in one.names:
             name = f'{module}{alias.name}'
-            known = alias.asname or (alias.name if module else alias.name.partition('.')[0])
+            local_name = alias.asname or (alias.name if module else alias.name.partition('.')[0])
             if own is not None and alias.name == '*':
                 scope.update(own)
             elif own is not None:
-                scope[known] = own.get(alias.name, UNKNOWN)
+                scope[local_name] = own.get(alias.name, UNKNOWN)
             else:
-                scope[known] = Module(name if alias.asname or module else known)
+                scope[local_name] = Module(name if alias.asname or module else local_name)
 
     def beside(self, module: str) -> Scope | None:
         """Names of a file beside the script; None where there is none."""
@@ -299,22 +299,22 @@ class Reader(ABC):
         if not files.is_file(path):
             return None
         self.others.append(str(path))
-        found = self.modules[module] = Scope()
+        scope = self.modules[module] = Scope()
         tree = tree_of(files.read_regular(path, 2**20).decode('utf-8', 'replace'), path)
         ast.increment_lineno(tree, _FILE * len(self.others))
-        self.module(tree, found)
-        return found
+        self.module(tree, scope)
+        return scope
 
     def branch(self, one: ast.If, scope: Scope) -> None:
         test = one.test
         is_main = isinstance(test, ast.Compare) and _named(test.left, '__name__')
-        taken = scope is self.scope if is_main else self.truth(self.value(test, scope))
-        if isinstance(taken, Unknown) and self.depth:
+        truth = scope is self.scope if is_main else self.truth(self.value(test, scope))
+        if isinstance(truth, Unknown) and self.depth:
             self.refuse(one.lineno, 'which branch the network takes is not known', 'write the branch in its place')
-        elif isinstance(taken, Unknown):
+        elif isinstance(truth, Unknown):
             self.maybe([one.body, one.orelse], one.lineno, scope)
         else:
-            self.run(one.body if taken else one.orelse, scope)
+            self.run(one.body if truth else one.orelse, scope)
 
     def truth(self, value: Any) -> Any:
         """Whether a value counts as true; what is not known is not."""
@@ -433,8 +433,8 @@ class Reader(ABC):
         if isinstance(one, ast.Name):
             return scope.get(one.id, self.scope.get(one.id, UNKNOWN))
         if isinstance(one, (ast.Tuple, ast.List)):
-            found = list(self.spread(one.elts, scope))
-            return tuple(found) if isinstance(one, ast.Tuple) else found
+            elements = list(self.spread(one.elts, scope))
+            return tuple(elements) if isinstance(one, ast.Tuple) else elements
         if isinstance(one, ast.Dict):
             return self.dictionary(one, scope)
         if isinstance(one, ast.BinOp):
@@ -470,9 +470,9 @@ class Reader(ABC):
         if isinstance(one, ast.JoinedStr):
             parts = (part.value if isinstance(part, ast.FormattedValue) else part for part in one.values)
             texts = [self.value(part, scope) for part in parts]
-            known = all(isinstance(text, (int, str)) and len(str(text)) < MOST_CALLS for text in texts)
+            is_known = all(isinstance(text, (int, str)) and len(str(text)) < MOST_CALLS for text in texts)
             is_plain = all(getattr(part, 'format_spec', None) is None for part in one.values)
-            return ''.join(map(str, texts)) if known and is_plain else UNKNOWN
+            return ''.join(map(str, texts)) if is_known and is_plain else UNKNOWN
         if isinstance(one, ast.Lambda):
             body = ast.Return(one.body, lineno=one.lineno, col_offset=0)
             return Function(ast.FunctionDef('lambda', one.args, [body], [], lineno=one.lineno, col_offset=0), scope)
@@ -480,21 +480,21 @@ class Reader(ABC):
 
     def dictionary(self, one: ast.Dict, scope: Scope) -> Any:
         """A dict whose keys are known."""
-        found: dict[Any, Any] = {}
+        entries: dict[Any, Any] = {}
         for key, value in zip(one.keys, one.values, strict=True):
             name, inner = self.value(key, scope), self.value(value, scope)
             if key is None and isinstance(inner, dict):
-                found |= inner
+                entries |= inner
             elif isinstance(name, (int, str)):
-                found[name] = inner
+                entries[name] = inner
             else:
                 return UNKNOWN
-        return found
+        return entries
 
     def listed(self, of: ast.expr, over: ast.comprehension, scope: Scope) -> Any:
         """A list that a loop makes, of the turns that its conditions leave."""
         parts = self.parts(self.value(over.iter, scope))
-        found = []
+        elements = []
         for turn in parts or ():
             inner = dict(scope)
             self.assign(over.target, turn, inner)
@@ -502,8 +502,8 @@ class Reader(ABC):
             if any(isinstance(one, Unknown) for one in left):
                 return UNKNOWN
             if all(left):
-                found.append(self.value(of, inner))
-        return UNKNOWN if parts is None else found
+                elements.append(self.value(of, inner))
+        return UNKNOWN if parts is None else elements
 
     def spread(self, parts: Sequence[ast.expr], scope: Scope) -> Iterator[Any]:
         """Values of a list or of arguments, with what a star takes apart."""
@@ -511,8 +511,8 @@ class Reader(ABC):
             if not isinstance(part, ast.Starred):
                 yield self.value(part, scope)
                 continue
-            found = self.parts(self.value(part.value, scope))
-            yield from [UNKNOWN] if found is None else found
+            elements = self.parts(self.value(part.value, scope))
+            yield from [UNKNOWN] if elements is None else elements
 
     def element(self, one: ast.Subscript, scope: Scope) -> Any:
         """An element of a list, a dict or a container of cells; a part of a list."""
@@ -520,8 +520,8 @@ class Reader(ABC):
         if isinstance(one.slice, ast.Slice):
             ends = [self.value(end, scope) for end in (one.slice.lower, one.slice.upper, one.slice.step)]
             parts = self.parts(owner)
-            known = parts is not None and all(end is None or isinstance(end, int) for end in ends) and ends[2] != 0
-            return parts[slice(*ends)] if known and parts is not None else UNKNOWN
+            is_known = parts is not None and all(end is None or isinstance(end, int) for end in ends) and ends[2] != 0
+            return parts[slice(*ends)] if is_known and parts is not None else UNKNOWN
         index = self.value(one.slice, scope)
         if isinstance(owner, dict):
             return owner.get(index, UNKNOWN) if isinstance(index, (int, str)) else UNKNOWN
@@ -542,10 +542,10 @@ class Reader(ABC):
             if isinstance(one.op, ast.Pow) and not (abs(left) <= _MOST and 0 <= right <= 64):
                 return UNKNOWN
             try:
-                found = _SIGNS[type(one.op)](left, right)
+                outcome = _SIGNS[type(one.op)](left, right)
             except (TypeError, ArithmeticError):
                 return UNKNOWN
-            return found if (len(found) < MOST_CALLS if texts else abs(found) < _MOST) else UNKNOWN
+            return outcome if (len(outcome) < MOST_CALLS if texts else abs(outcome) < _MOST) else UNKNOWN
         return UNKNOWN
 
     def attribute(self, one: ast.Attribute, scope: Scope) -> Any:
@@ -572,9 +572,9 @@ class Reader(ABC):
         if self.calls > MOST_CALLS:
             self.refuse(one.lineno, 'more calls than are read', 'write a shorter one')
             raise _Return(UNKNOWN)
-        found = self.invoke(of, one.lineno, values, named)
-        if found is not NotImplemented:
-            return found
+        answer = self.invoke(of, one.lineno, values, named)
+        if answer is not NotImplemented:
+            return answer
         name = one.func.id if isinstance(one.func, ast.Name) else ''
         if name in ('getattr', 'setattr') and len(values) > 1:
             return self.by_name(one, values, scope)
@@ -595,8 +595,8 @@ class Reader(ABC):
             return self.of_module(of.name, line, values, named)
         if isinstance(of, Method):
             is_of_list = isinstance(of.owner, (list, dict)) or self.parts(of.owner) is not None
-            found = self.of_list(of, line, values) if is_of_list else NotImplemented
-            return self.method(of, line, values, named) if found is NotImplemented else found
+            answer = self.of_list(of, line, values) if is_of_list else NotImplemented
+            return self.method(of, line, values, named) if answer is NotImplemented else answer
         if isinstance(of, Thing) and of.name == 'functools.partial' and of.values:
             return self.invoke(of.values[0], line, [*of.values[1:], *values], {**of.named, **named})
         return self.apply(of, line, values, named) if isinstance(of, (Thing, Cell)) else NotImplemented
@@ -661,12 +661,12 @@ class Reader(ABC):
             return [self.invoke(values[0], line, [part], {}) for part in parts]
         if name == 'range' and values and all(isinstance(value, int) for value in values):
             return range(*values) if len(values) < 3 or values[2] else UNKNOWN
-        known = [part for part in map(self.parts, values) if part is not None]
+        lists = [part for part in map(self.parts, values) if part is not None]
         try:
-            if name in _OF_LISTS and values and len(known) == len(values):
-                return _OF_LISTS[name](*known)
-            if name in ('sum', 'min', 'max') and len(known) == len(values) == 1 and all(map(_is_number, known[0])):
-                return _OF_NUMBERS[name](known[0])
+            if name in _OF_LISTS and values and len(lists) == len(values):
+                return _OF_LISTS[name](*lists)
+            if name in ('sum', 'min', 'max') and len(lists) == len(values) == 1 and all(map(_is_number, lists[0])):
+                return _OF_NUMBERS[name](lists[0])
             if name in _OF_NUMBERS and values and all(isinstance(value, (int, float, str)) for value in values):
                 return _OF_NUMBERS[name](*values)
         except (TypeError, ValueError, OverflowError):
@@ -703,15 +703,15 @@ class Reader(ABC):
 
     def cell(self, of: ast.ClassDef, values: Sequence[Any], named: Mapping[str, Any]) -> Cell:
         made = Cell(of, self.chain(of))
-        if found := made.method('__init__'):
-            self.bound(made, found, values, named)
+        if method := made.method('__init__'):
+            self.bound(made, method, values, named)
         return made
 
     def bound(
-        self, owner: Cell, found: tuple[ast.FunctionDef, ast.ClassDef], values: Sequence[Any], named: Mapping[str, Any]
+        self, owner: Cell, method: tuple[ast.FunctionDef, ast.ClassDef], values: Sequence[Any], named: Mapping[str, Any]
     ) -> Any:
         """Call a method of a cell, or a static one."""
-        function, of = found
+        function, of = method
         is_static = any(_named(one, 'staticmethod') for one in function.decorator_list)
         around = {**self.around.get(id(of), self.scope), '__class__': of}
         return self.function(function, [*([] if is_static else [owner]), *values], named, around)
@@ -723,10 +723,10 @@ class Reader(ABC):
         if not isinstance(owner, Cell) or of not in owner.chain:
             return UNKNOWN
         rest = Cell(owner.of, owner.chain[owner.chain.index(of) + 1 :])
-        found = rest.method(name)
-        if found is None and has_data(*values):
+        method = rest.method(name)
+        if method is None and has_data(*values):
             return self.refuse(one.lineno, f'super().{name}() is not of this script')
-        return self.bound(owner, found, values, named) if found else UNKNOWN
+        return self.bound(owner, method, values, named) if method else UNKNOWN
 
 
 def tree_of(text: str, path: Path) -> ast.Module:
@@ -787,9 +787,9 @@ def _compared(sign: ast.cmpop, left: Any, right: Any) -> Any:
         is_made = isinstance(other, Thing) and other.last[:1].isupper()
         is_open = isinstance(other, (Method, Module, Thing)) and not is_made
         return UNKNOWN if is_open else (left is right) == isinstance(sign, ast.Is)
-    known = (int, float, str, type(None))
+    types = (int, float, str, type(None))
     try:
-        known_values = isinstance(left, known) and isinstance(right, known)
+        known_values = isinstance(left, types) and isinstance(right, types)
         return _COMPARES[type(sign)](left, right) if known_values and type(sign) in _COMPARES else UNKNOWN
     except TypeError:
         return UNKNOWN

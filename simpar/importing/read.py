@@ -97,21 +97,21 @@ class _File:
         is_deepspeed = deepspeed.MEGATRON_DEEPSPEED_HINTS.search(self.text)
         source = deepspeed.MEGATRON_DEEPSPEED if is_deepspeed else megatron.MEGATRON
         source = mindspeed.MINDSPEED if mindspeed.MINDSPEED_HINTS.search(self.text) else source
-        found, skipped, notes = self.flags(source)
-        if source is deepspeed.MEGATRON_DEEPSPEED and 'deepspeed-config' in found:
-            of_file = _settings_of(_found(Path(found.text('deepspeed-config')), self.path))
-            found = Settings([*deepspeed.in_flags(of_file), *found.every], source.table)
+        all_settings, skipped, notes = self.flags(source)
+        if source is deepspeed.MEGATRON_DEEPSPEED and 'deepspeed-config' in all_settings:
+            of_file = _settings_of(_file_beside(Path(all_settings.text('deepspeed-config')), self.path))
+            all_settings = Settings([*deepspeed.in_flags(of_file), *all_settings.every], source.table)
         # Overrides of hydra, as NeMo's programs take them.
-        if any(command_line.OVERRIDE.fullmatch(f'{one.name}=') for one in found.every):
+        if any(command_line.OVERRIDE.fullmatch(f'{one.name}=') for one in all_settings.every):
             form = next(form for form in formats() if form.launcher == 'NeMo')
-            source, every = form.source, found.every
-            name = found.text('config-name').removesuffix('.yaml')
-            file = _found(Path(found.text('config-path')) / f'{name}.yaml', self.path) if name else None
+            source, every = form.source, all_settings.every
+            name = all_settings.text('config-name').removesuffix('.yaml')
+            file = _file_beside(Path(all_settings.text('config-path')) / f'{name}.yaml', self.path) if name else None
             every = [*_settings_of(file, has_tabs=False), *every]
             notes += () if file or not name else (f'{name}.yaml is not here: what it says is as Megatron-LM has it',)
-            found = Settings(form.in_words(every, self.given), source.table)
+            all_settings = Settings(form.in_words(every, self.given), source.table)
             skipped += form.switched_off(every)
-        return replace(self.made(source, found, skipped), notes=notes)
+        return replace(self.made(source, all_settings, skipped), notes=notes)
 
     def overrides(self) -> mapping.Import:
         """Settings of torchtitan that a command line has, over those of the registry or the TOML that it names."""
@@ -121,8 +121,8 @@ class _File:
             replace(one, name=one.name.replace('-', '_'), written='') if '.' in one.name else one for one in flags.every
         ]
         named = next((str(one.value) for one in words if one.name == 'job.config_file'), '')
-        file = _found(Path(named), self.path) if named else None
-        found = settings_of_toml(_text(file), str(file)) if file else []
+        file = _file_beside(Path(named), self.path) if named else None
+        all_settings = settings_of_toml(_text(file), str(file)) if file else []
         names = {'nnodes': '', 'nproc-per-node': 'NGPU', 'module': 'MODULE', 'config': 'CONFIG'}
         of_launcher = {one.name: one for one in words if one.name in names}
         for number, line in enumerate(self.text.splitlines(), 1):
@@ -130,14 +130,14 @@ class _File:
                 if match := variable and re.search(RUN_OF % variable, line):
                     of_launcher.setdefault(name, Setting(name, match[1], f'{self.path}:{number}', variable))
         if 'config' in of_launcher:
-            found += self.of_registry(of_launcher)
+            all_settings += self.of_registry(of_launcher)
         by = of_launcher.get('nproc-per-node')
         counts = [one for one in (by, of_launcher.get('nnodes')) if one is not None]
         sizes = [int(one.value) if str(one.value).isdecimal() else 0 for one in counts]
         if by is not None and all(sizes):
-            found.append(Setting('devices', str(prod(sizes)), by.where, by.called))
-        found += [one for one in words if one.name not in of_launcher]
-        return replace(self.made(TORCHTITAN, Settings(found, TORCHTITAN.table), skipped), notes=notes)
+            all_settings.append(Setting('devices', str(prod(sizes)), by.where, by.called))
+        all_settings += [one for one in words if one.name not in of_launcher]
+        return replace(self.made(TORCHTITAN, Settings(all_settings, TORCHTITAN.table), skipped), notes=notes)
 
     def of_registry(self, of_launcher: Mapping[str, Setting]) -> list[Setting]:
         """What the registry says that ``--module`` and ``--config`` name, in a checkout around the script."""
@@ -163,25 +163,25 @@ class _File:
 
     def toml(self) -> mapping.Import:
         name = str(self.path)
-        found = [*settings_of_toml(self.text, name), *_devices(self.text, name), *self.said()]
-        return self.made(TORCHTITAN, Settings(found, TORCHTITAN.table))
+        all_settings = [*settings_of_toml(self.text, name), *_devices(self.text, name), *self.said()]
+        return self.made(TORCHTITAN, Settings(all_settings, TORCHTITAN.table))
 
     def tree(self) -> mapping.Import:
         """A file of YAML or JSON, by what stands in it."""
         # Editors indent JSON with tabs, which YAML does not take.
         text = self.text.replace('\t', ' ') if self.path.suffix == '.json' else self.text
-        found = settings_of_yaml(text, str(self.path))
-        form = format_of(found, str(self.path))
-        found = accelerate.agreed(form.source, found, list(_beside(found, self.path)))
-        found += [*_speed_up(found, self.path), *_bases(found, self.path)]
+        all_settings = settings_of_yaml(text, str(self.path))
+        form = format_of(all_settings, str(self.path))
+        all_settings = accelerate.agreed(form.source, all_settings, list(_beside(all_settings, self.path)))
+        all_settings += [*_speed_up(all_settings, self.path), *_bases(all_settings, self.path)]
         of_model = settings_of_yaml(_text(Path(self.model)), self.model) if self.model else []
         sizes = [
             replace(one, name=f'model-{_OF_MODEL[one.name]}', written=f'{one.name} of the model')
             for one in of_model
             if one.name in _OF_MODEL
         ]
-        words = [*form.in_words(found, self.given), *sizes, *self.said()]
-        made = self.made(form.source, Settings(words, form.source.table), form.switched_off(found))
+        words = [*form.in_words(all_settings, self.given), *sizes, *self.said()]
+        made = self.made(form.source, Settings(words, form.source.table), form.switched_off(all_settings))
         return replace(made, kind=form.launcher)
 
     def said(self) -> list[Setting]:
@@ -224,7 +224,7 @@ def _beside(said: Iterable[Setting], path: Path) -> Iterator[Setting]:
     """What the DeepSpeed file says that a configuration names, where it can be read."""
     for one in said:
         if one.name in ('deepspeed', 'deepspeed_config.deepspeed_config_file') and isinstance(one.value, str):
-            yield from _settings_of(_found(Path(one.value), path))
+            yield from _settings_of(_file_beside(Path(one.value), path))
 
 
 def _bases(said: Iterable[Setting], path: Path) -> Iterator[Setting]:
@@ -236,7 +236,7 @@ def _bases(said: Iterable[Setting], path: Path) -> Iterator[Setting]:
     waiting = [str(one.value) for one in named]
     while waiting and len(over) < MOST_SETTINGS:
         name = re.sub(r'\$\{\w+:([^{}]*)\}', r'\1', waiting.pop())
-        file = _found(Path(name), path)
+        file = _file_beside(Path(name), path)
         if file is None:
             yield Setting(f'{prefix}missing_base', name, str(path), name)
         for row in _settings_of(file, has_tabs=False):
@@ -247,7 +247,7 @@ def _bases(said: Iterable[Setting], path: Path) -> Iterator[Setting]:
                 yield replace(row, name=f'{prefix}{row.name}', written=row.name)
 
 
-def _found(named: Path, path: Path) -> Path | None:
+def _file_beside(named: Path, path: Path) -> Path | None:
     """A file that another one names: as it is called, beside that one, or where a checkout of Primus has its models."""
     models = (folder / 'primus/configs/models/megatron' / named.name for folder in path.resolve().parents)
     places = (named, path.parent / named, path.parent / named.name, *models)
@@ -263,7 +263,7 @@ def _settings_of(file: Path | None, *, has_tabs: bool = True) -> list[Setting]:
 
 def _sourced(path: Path, named: str) -> str:
     """The text of a script that another one sources, by its name where its folder is not known; nothing without it."""
-    file = _found(Path(named.rpartition('/')[2] if '\0' in named else named), path)
+    file = _file_beside(Path(named.rpartition('/')[2] if '\0' in named else named), path)
     # Environments of shells and toolkits say nothing of a training.
     return _text(file) if file is not None and file.suffix in ('.sh', '.env', '.conf', '.bash') and file != path else ''
 
@@ -275,7 +275,7 @@ def _speed_up(config: Iterable[Setting], path: Path) -> Iterator[Setting]:
     """
     for one in config:
         if one.name.endswith('parallel_speed_up_json_path') and isinstance(one.value, str):
-            rows = _settings_of(_found(Path(one.value), path))
+            rows = _settings_of(_file_beside(Path(one.value), path))
             yield from (replace(row, name=f'{settings.SPEED_UP}.{row.name}', written=row.name) for row in rows)
 
 
@@ -332,21 +332,21 @@ class Format(NamedTuple):
     dashes: bool
     defaults: str
 
-    def in_words(self, said: Sequence[Setting], given: Mapping[str, str]) -> list[Setting]:
+    def in_words(self, said: Sequence[Setting], variables: Mapping[str, str]) -> list[Setting]:
         """Settings in the words of the launcher's table.
 
-        Arguments: ``given``, values of variables. What is off is as good as absent for flags of Megatron-LM, and is
+        Arguments: ``variables``, values of variables. What is off is as good as absent for flags of Megatron-LM, and is
         left out; `switched_off` has it.
         """
         values = {one.name: one.value for one in said}
-        found = [replace(one, value=_filled(one.value, values, given)) for one in said]
+        all_settings = [replace(one, value=_filled(one.value, values, variables)) for one in said]
         if not self.dashes:
-            return found
-        flags = list(self._flags(found))
-        known = {one.name for one in flags}
+            return all_settings
+        flags = list(self._flags(all_settings))
+        names = {one.name for one in flags}
         built_on = [Setting(row['setting'], row['value'], row['source'], f'{self.launcher}: {row["setting"]}')
                     for row in (_rows(self.defaults) if self.defaults else ())
-                    if row['setting'] not in known]  # fmt: skip
+                    if row['setting'] not in names]  # fmt: skip
         return [*built_on, *(one for one in flags if not self._is_off(one))]
 
     def switched_off(self, said: Sequence[Setting]) -> list[Setting]:
@@ -398,7 +398,7 @@ def format_of(said: Sequence[Setting], name: str) -> Format:
     raise errors.refusal(name, what, f'files are read of {read}; or write a schedule by hand: simpar init')
 
 
-def _filled(value: object, values: Mapping[str, object], given: Mapping[str, str]) -> object:
+def _filled(value: object, values: Mapping[str, object], variables: Mapping[str, str]) -> object:
     """A value with its variables: those of the command line, of the file, or their defaults."""
     if not isinstance(value, str) or '${' not in value:
         return value
@@ -407,10 +407,10 @@ def _filled(value: object, values: Mapping[str, object], given: Mapping[str, str
         name = match['name']
         unassigned = match[0] if '.' in name else f'\0{name}\0'
         ending = next((one for at, one in values.items() if at.endswith(f'.{name}')), unassigned)
-        return str(given.get(name, values.get(name, values.get(name.partition('.')[2], ending))))
+        return str(variables.get(name, values.get(name, values.get(name.partition('.')[2], ending))))
 
     text = _PRODUCT.sub(lambda match: str(int(match[1]) * int(match[2])), _NAMED.sub(named, value))
-    text = _DEFAULT.sub(lambda match: given.get(match['name'], match['default'].strip()), text)
+    text = _DEFAULT.sub(lambda match: variables.get(match['name'], match['default'].strip()), text)
     return {'true': True, 'false': False, 'null': None, 'none': None}.get(text.lower(), text)
 
 
@@ -428,8 +428,8 @@ def settings_of_toml(text: str, name: str) -> list[Setting]:
     else:
         import tomli as tomllib
     # Dots nest as brackets do, and each level of the parser keeps the whole name.
-    if found := _DEEP.search(text):
-        where = f'{name}:{text.count(chr(10), 0, found.start()) + 1}'
+    if match := _DEEP.search(text):
+        where = f'{name}:{text.count(chr(10), 0, match.start()) + 1}'
         raise errors.refusal(where, f'more than {MAX_DEPTH} levels', 'write it flatter')
     try:
         root = tomllib.loads(text)
@@ -473,11 +473,11 @@ def _flat(node: Any, at: str = '') -> Iterator[tuple[str, Any]]:
 def _lines(text: str) -> dict[str, int]:
     """The line of each key of a TOML file, as far as a line begins with it."""
     section = ''
-    found: dict[str, int] = {}
+    lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if match := _KEY.match(line):
             key = match[1].replace('"', '')
-            found.setdefault(f'{section}.{key}' if section else key, number)
+            lines.setdefault(f'{section}.{key}' if section else key, number)
         elif match := _SECTION.match(line):
             section = match[1].replace('"', '').replace(' ', '')
-    return found
+    return lines

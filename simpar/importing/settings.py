@@ -373,8 +373,8 @@ class Source:
 def first_layers(stages: Sequence[int], counts: Sequence[int]) -> list[int]:
     """The first layers of each stage. Arguments: ``stages``, layers of each; ``counts``, how many of them are taken."""
     starts = accumulate(stages, initial=0)
-    taken = zip(starts, stages, counts, strict=False)
-    return [start + layer for start, layers, count in taken for layer in range(min(count, layers))]
+    spans = zip(starts, stages, counts, strict=False)
+    return [start + layer for start, layers, count in spans for layer in range(min(count, layers))]
 
 
 def same(one: Any, other: Any) -> bool:

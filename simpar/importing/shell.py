@@ -87,18 +87,18 @@ class Script:
 
 def read_script(
     text: str,
-    given: Mapping[str, str],
+    constants: Mapping[str, str],
     environment: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
     sourced: Callable[[str], str] = lambda _: '',
 ) -> Script:
     """The commands of a script.
 
-    Arguments: ``given``, variables that the script does not change; ``environment``, variables that it may assign anew;
+    Arguments: ``constants``, variables that the script does not change; ``environment``, those that it may assign anew;
     ``arguments`` of the script, ``$1`` and on; ``sourced``, the text of a script that it sources, where that is here.
     Raises `ShellError`.
     """
-    walk = _Walk(Values({'PWD': '.', 'HOME': '~', **given}, environment or {}), sourced)
+    walk = _Walk(Values({'PWD': '.', 'HOME': '~', **constants}, environment or {}), sourced)
     walk.values.take(arguments) if arguments else None
     walk.block(shell_syntax.blocks_of(shell_syntax.words_of(text)))
     variables = {name: tuple(words) for name, words in walk.origins.items()}
@@ -148,15 +148,15 @@ class _Walk:
         return None
 
     def condition(self, statement: shell_syntax.If) -> None:
-        taken, self.doubts = False, {}
-        for asked, body in statement.branches:
-            answer = self.block(asked) if asked and not taken else True
-            if answer is None and not taken:
+        is_done, self.doubts = False, {}
+        for test, body in statement.branches:
+            answer = self.block(test) if test and not is_done else True
+            if answer is None and not is_done:
                 self.notes.append(f'line {statement.line}: a condition is not known, its branch is not taken')
-            if taken or not answer:
+            if is_done or not answer:
                 self.skip(body, None if answer is None else tuple(self.doubts))
             else:
-                taken, doubts = True, self.doubts
+                is_done, doubts = True, self.doubts
                 self.block(body)
                 self.doubts = doubts
 
@@ -165,10 +165,10 @@ class _Walk:
         doubts = tuple(unknowns(value))
         if doubts:
             self.notes.append(f'line {statement.line}: case of {"".join(unknowns(value))}, which is not set')
-        value, taken = ('' if doubts else value), False
+        value, is_done = ('' if doubts else value), False
         for patterns, body in statement.branches:
-            if not taken and any(fnmatchcase(value, self.values.joined(one)) for one in patterns):
-                taken = True
+            if not is_done and any(fnmatchcase(value, self.values.joined(one)) for one in patterns):
+                is_done = True
                 self.block(body)
             else:
                 self.skip(body, doubts)
@@ -186,8 +186,8 @@ class _Walk:
                     Argument(word.text, word.line) for word in words if word.text.lstrip(' \n').startswith('--')
                 ]
             elif isinstance(statement, shell_syntax.If):
-                for asked, body in statement.branches:
-                    self.skip(asked + body, doubts)
+                for test, body in statement.branches:
+                    self.skip(test + body, doubts)
             elif isinstance(statement, shell_syntax.Case):
                 for _, body in statement.branches:
                     self.skip(body, doubts)
@@ -224,9 +224,9 @@ class _Walk:
         if name == 'shift':
             self.values.take(self.values.arguments[1:])
             return True
-        given = tuple(self.given(words))
-        if given:
-            self.ran(given)
+        arguments = tuple(self.given(words))
+        if arguments:
+            self.ran(arguments)
         return {'true': True, ':': True, 'false': False}.get(name)
 
     def test(self, name: str, words: list[shell_syntax.Word]) -> Answer:
@@ -243,9 +243,9 @@ class _Walk:
             return False
         name, more = match[1], bool(match[2])
         if word.array is not None:
-            given = list(self.given(word.array))
-            self.origins[name] = (self.origins.get(name, []) if more else []) + given
-            self.values.assign(name, [one.text for one in given], more=more)
+            elements = list(self.given(word.array))
+            self.origins[name] = (self.origins.get(name, []) if more else []) + elements
+            self.values.assign(name, [one.text for one in elements], more=more)
             return True
         rest = shell_syntax.Word(word.line, (first._replace(text=first.text[match.end() :]), *word.parts[1:]))
         value = self.values.joined(rest)
@@ -266,30 +266,30 @@ class _Walk:
                 lines = [word.line] * len(texts)
             yield from map(Argument, texts, lines)
 
-    def ran(self, given: tuple[Argument, ...]) -> None:
-        name = given[0].text
+    def ran(self, arguments: tuple[Argument, ...]) -> None:
+        name = arguments[0].text
         if name in self.functions:
-            self.called(name, given)
+            self.called(name, arguments)
         elif name == 'eval':
-            self.text(' '.join(one.text for one in given[1:]), given[0].line)
-        elif name in ('source', '.') and len(given) > 1:
-            self.text(self.sourced(given[1].text), given[0].line)
+            self.text(' '.join(one.text for one in arguments[1:]), arguments[0].line)
+        elif name in ('source', '.') and len(arguments) > 1:
+            self.text(self.sourced(arguments[1].text), arguments[0].line)
         else:
-            inner = [place + 1 for place, one in enumerate(given[:-1]) if one.text in _RUNS_TEXT]
+            inner = [place + 1 for place, one in enumerate(arguments[:-1]) if one.text in _RUNS_TEXT]
             # What Python runs is no text of a shell.
-            is_python = inner and re.search(r'python[\d.]*$', given[inner[0] - 2].text)
-            if inner and ' ' in given[inner[0]].text and not is_python:
-                self.commands.append(given[: inner[0] - 1])
-                self.text(given[inner[0]].text, given[inner[0]].line)
+            is_python = inner and re.search(r'python[\d.]*$', arguments[inner[0] - 2].text)
+            if inner and ' ' in arguments[inner[0]].text and not is_python:
+                self.commands.append(arguments[: inner[0] - 1])
+                self.text(arguments[inner[0]].text, arguments[inner[0]].line)
             else:
-                self.commands.append(given)
+                self.commands.append(arguments)
 
-    def called(self, name: str, given: tuple[Argument, ...]) -> None:
+    def called(self, name: str, arguments: tuple[Argument, ...]) -> None:
         self.calls += 1
         if self.calls > _CALLS:
-            raise shell_syntax.ShellError(given[0].line, f'more than {_CALLS} calls of functions')
+            raise shell_syntax.ShellError(arguments[0].line, f'more than {_CALLS} calls of functions')
         outside = self.values.arguments
-        self.values.take([one.text for one in given[1:]])
+        self.values.take([one.text for one in arguments[1:]])
         self.block(self.functions[name])
         self.values.take(outside)
 
@@ -374,10 +374,10 @@ class Values:
     Arguments: ``given``, those of the command line, which no script changes; ``environment``, what they are before it.
     """
 
-    def __init__(self, given: Mapping[str, str], environment: Mapping[str, str]) -> None:
-        self.given = dict(given)
+    def __init__(self, constants: Mapping[str, str], environment: Mapping[str, str]) -> None:
+        self.given = dict(constants)
         self.environment = dict(environment)
-        self.held: dict[str, Value] = {**environment, **given}
+        self.held: dict[str, Value] = {**environment, **constants}
         self.arguments: Sequence[str] = ()
         self.elsewhere: dict[str, tuple[str, ...]] = {}
 
@@ -460,9 +460,9 @@ class Values:
     def text(self, text: str) -> str:
         """A default such as ``"6000"`` or ``$OTHER``, expanded."""
         words = [word for word in shell_syntax.words_of(text) if not word.sign]
-        return ' '.join(''.join(map(self._kept, word.parts)) for word in words)
+        return ' '.join(''.join(map(self._default_text, word.parts)) for word in words)
 
-    def _kept(self, part: shell_syntax.Part) -> str:
+    def _default_text(self, part: shell_syntax.Part) -> str:
         """A part of a default; what stands between quotes is not split where the default ends up."""
         text = ' '.join(self.part(part))
         return text.translate(_HIDDEN) if part.quoted else text
@@ -513,10 +513,10 @@ class Values:
                 return [value or '']
             if sign[-1] == '?':
                 return [unknown(name)]
-            told = self.text(text)
+            default = self.text(text)
             if sign[-1] == '=':
-                self.assign(name, told.translate(_BARE))
-            return [told] if told else ['']
+                self.assign(name, default.translate(_BARE))
+            return [default] if default else ['']
         if value is None:
             return [unknown(name)]
         if len(value) > 4096:
@@ -571,9 +571,9 @@ def _python(text: str) -> str:
             marks.append(place)
     if marks:
         # Of a ? b : c ? d : e the first question has all behind its colon.
-        asked, other = marks[0], next(place for place in marks if text[place] == ':')
-        yes, no = _python(text[asked + 1 : other].strip()), _python(text[other + 1 :].strip())
-        return f'(({yes}) if ({_python(text[:asked].strip())}) else ({no}))'
+        question, other = marks[0], next(place for place in marks if text[place] == ':')
+        yes, no = _python(text[question + 1 : other].strip()), _python(text[other + 1 :].strip())
+        return f'(({yes}) if ({_python(text[:question].strip())}) else ({no}))'
     start = text.find('(')
     if start >= 0:
         depth = 0

@@ -141,14 +141,14 @@ class _Letters:
         return Word(line, _joined(parts))
 
     def elements(self, line: int) -> tuple[Word, ...]:
-        found: list[Word] = []
+        words: list[Word] = []
         self.in_array = True
         while (word := self.next()) is not None:
             if word.sign == ')':
                 self.in_array = False
-                return tuple(found)
+                return tuple(words)
             if word.sign in ('', '\n'):
-                found += [] if word.sign else [word]
+                words += [] if word.sign else [word]
         raise ShellError(line, 'an array without its end, )')
 
     def part(self) -> list[Part]:
@@ -306,10 +306,10 @@ Block = tuple[Statement, ...]
 def blocks_of(words: list[Word]) -> Block:
     """The statements of a script. Raises `ShellError`."""
     reader = _Words(words)
-    found = reader.block(())
+    block = reader.block(())
     if (word := reader.ahead()) is not None:
         raise ShellError(word.line, f'{word.plain or word.sign} without its begin')
-    return found
+    return block
 
 
 class _Words:
@@ -346,7 +346,7 @@ class _Words:
         self.depth += 1
         if self.depth > DEPTH:
             raise ShellError(self.words[self.place - 1].line, f'more than {DEPTH} levels')
-        found: list[Statement] = []
+        statements: list[Statement] = []
         after = ''
         while (word := self.ahead()) is not None:
             if word.sign in _ENDS or word.sign in _JOINS:
@@ -355,10 +355,10 @@ class _Words:
                 continue
             if word.plain in ends or word.sign in (')', ';;'):
                 break
-            found.append(self.statement(after))
+            statements.append(self.statement(after))
             after = ''
         self.depth -= 1
-        return tuple(found)
+        return tuple(statements)
 
     def statement(self, after: str) -> Statement:
         word = self.take()
@@ -397,9 +397,9 @@ class _Words:
         branches = []
         name = 'if'
         while name in ('if', 'elif'):
-            asked = self.block(('then',))
+            test = self.block(('then',))
             self.expect('then', line)
-            branches.append((asked, self.block(('elif', 'else', 'fi'))))
+            branches.append((test, self.block(('elif', 'else', 'fi'))))
             if self.ahead() is None:
                 raise ShellError(line, 'an if without its fi')
             name = self.take().plain
@@ -432,14 +432,14 @@ class _Words:
         return Case(line, word, tuple(branches))
 
     def patterns(self, line: int) -> tuple[tuple[Word, ...], Block]:
-        found = []
+        choices = []
         while not self.is_sign(')'):
             if self.ahead() is None:
                 raise ShellError(line, 'a case without its )')
             word = self.take()
-            found += [] if word.sign else [word]
+            choices += [] if word.sign else [word]
         self.take()
-        return tuple(found), self.block(('esac',))
+        return tuple(choices), self.block(('esac',))
 
     def redirections(self) -> None:
         while self.is_sign(*_REDIRECTIONS):

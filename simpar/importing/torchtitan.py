@@ -27,9 +27,9 @@ def model(toml: settings.Settings) -> Iterator[findings.Finding]:
     """Sizes of a flavour."""
     name, size, sizes = toml.text('model.name'), toml.text('model.flavor'), _sizes(toml)
     if not sizes:
-        known = ', '.join(f'{one} {" ".join(of_name)}' for one, of_name in FLAVOURS.items())
+        flavours = ', '.join(f'{one} {" ".join(of_name)}' for one, of_name in FLAVOURS.items())
         wrong = f'sizes of {name or "a model"} {size} are not known'
-        yield findings.Mistake('model.flavor', wrong, f'known are {known}; or give the model, --model config.json')
+        yield findings.Mistake('model.flavor', wrong, f'known are {flavours}; or give the model, --model config.json')
         return
     experts = {f'experts.{part}': one for part, one in sizes.get('experts', {}).items()}
     for key, value in {**{key: one for key, one in sizes.items() if key != 'experts'}, **experts}.items():
@@ -47,11 +47,11 @@ def _ranks(toml: settings.Settings) -> tuple[int, int, int]:
     """Ranks, replicas and data ranks: as many as are told, or the least."""
     inner = _degree(toml, 'tensor_parallel') * _degree(toml, 'pipeline_parallel') * _degree(toml, 'context_parallel')
     replicas = _degree(toml, 'data_parallel_replicate')
-    shard, told = toml.number(f'{_P}.data_parallel_shard_degree'), toml.number('devices')
+    shard, devices = toml.number(f'{_P}.data_parallel_shard_degree'), toml.number('devices')
     if shard > 0:
         data = replicas * shard
-    elif told and told % (inner * replicas) == 0:
-        data = told // inner
+    elif devices and devices % (inner * replicas) == 0:
+        data = devices // inner
     else:
         # At least a node, so that shards are shared at all.
         data = replicas * max(1, lcm(inner * replicas, 8) // (inner * replicas))
@@ -240,9 +240,9 @@ def _cheap(sizes: dict[str, Any]) -> list[str]:
     mm every second one is made again, and the gate of experts (force_recompute_mm_shapes_by_fqns). Products of queries,
     keys and values are one here, which is kept, as is that of gate and up; the projection of attention is a second one.
     """
-    found = ['layer*norm*', 'layer*.proj', 'layer*.residual1', 'layer*.swiglu']
-    found += ['layer*rope*' if 'kv_lora_rank' in sizes else 'layer*.rotary']
-    return found + ['layer*.router', 'layer*.dispatch', 'layer*.experts.fc*'] * ('experts' in sizes)
+    patterns = ['layer*norm*', 'layer*.proj', 'layer*.residual1', 'layer*.swiglu']
+    patterns += ['layer*rope*' if 'kv_lora_rank' in sizes else 'layer*.rotary']
+    return patterns + ['layer*.router', 'layer*.dispatch', 'layer*.experts.fc*'] * ('experts' in sizes)
 
 
 def framework(toml: settings.Settings) -> tuple[str, int]:

@@ -77,14 +77,14 @@ class TensorLayout:
 
     def index(self, rank: int) -> tuple[int, ...]:
         """Which slice of each dim a rank has."""
-        found = []
+        indices = []
         for dim in self.dims:
             place = 0
             for axis in dim:
                 # The outermost axis counts most, as digits of a number do.
                 place = place * axis.size + axis.position(rank)
-            found.append(place)
-        return tuple(found)
+            indices.append(place)
+        return tuple(indices)
 
     def slices(self, shape: Sequence[int], rank: int) -> tuple[slice, ...]:
         """Where a rank's slice lies in the full tensor."""
@@ -208,15 +208,15 @@ def merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 @lru_cache(maxsize=2**14)
 def _merged(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    found: list[Axis] = []
+    joint_axes: list[Axis] = []
     for axis in axes:
         # Merging is what makes equality of layouts mean equality of slices: (2x2, 2x1) and 4x1 are one thing.
-        if found and found[-1].stride == axis.size * axis.stride:
-            found[-1] = Axis(found[-1].size * axis.size, axis.stride)
+        if joint_axes and joint_axes[-1].stride == axis.size * axis.stride:
+            joint_axes[-1] = Axis(joint_axes[-1].size * axis.size, axis.stride)
         # An axis of one position tells nothing apart, so it would only make equal layouts look different.
         elif axis.size > 1:
-            found.append(axis)
-    return tuple(found)
+            joint_axes.append(axis)
+    return tuple(joint_axes)
 
 
 def union(axes: Iterable[Axis], others: Iterable[Axis]) -> tuple[Axis, ...]:
@@ -296,11 +296,11 @@ def rank_groups(world: int, axes: Sequence[Axis]) -> Ranks:
 
 def group_of(rank: int, axes: Sequence[Axis]) -> tuple[int, ...]:
     """The ranks of a rank's group along axes, by position."""
-    found = [rank - sum(axis.position(rank) * axis.stride for axis in axes)]
+    ranks = [rank - sum(axis.position(rank) * axis.stride for axis in axes)]
     for axis in axes:
         # The first axis must count most, as in ``rank_groups``: both list a group in the order of positions.
-        found = [base + step * axis.stride for base in found for step in range(axis.size)]
-    return tuple(found)
+        ranks = [base + step * axis.stride for base in ranks for step in range(axis.size)]
+    return tuple(ranks)
 
 
 def axes_name(world: int, axes: Sequence[Axis]) -> str:
@@ -412,12 +412,12 @@ class Frame:
         return tuple(n // (axis.size if axis else 1) for n, axis in zip(self.shape, state, strict=True))
 
     def _state(self, layout: TensorLayout) -> State:
-        found: list[Axis | None] = []
+        state: list[Axis | None] = []
         for dim, axes in enumerate(layout.dims):
             parts = [index for index, of in enumerate(self.dim_of) if of == dim]
             held: list[Axis | None] = list(self.split(axes))
-            found += held + [None] * (len(parts) - len(held))
-        return tuple(found)
+            state += held + [None] * (len(parts) - len(held))
+        return tuple(state)
 
     def split(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
         """The atoms that axes are made of, outermost first."""
@@ -434,11 +434,11 @@ class Frame:
 
     def finest(self) -> Frame:
         """The frame whose axes have prime sizes, so far as they can be parted alike."""
-        found = self
+        fine_frame = self
         for atom in self.atoms:
             # An axis that cannot be parted alike in both layouts stays as it is.
-            found = found.parted(_strides_inside(atom)) or found
-        return found
+            fine_frame = fine_frame.parted(_strides_inside(atom)) or fine_frame
+        return fine_frame
 
 
 def frame(shape: tuple[int, ...], source: TensorLayout, target: TensorLayout, also: Iterable[int] = ()) -> Frame | None:

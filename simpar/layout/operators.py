@@ -27,12 +27,12 @@ def nearest(operator: Rule, strategy: Strategy, world: int) -> list[Strategy]:
 
     Arguments: ``strategy``, the wrong one.
     """
-    given = _given(operator, strategy)
+    by_name = _counts_by_name(operator, strategy)
     names = [name for name in operator.order if name not in operator.fixed]
-    choices = [_divisors(operator.lengths[name], world, given.get(name, {1})) for name in names]
-    found = [
+    choices = [_divisors(operator.lengths[name], world, by_name.get(name, {1})) for name in names]
+    candidates = [
         (
-            sum(abs(log2(counts.get(name, 1) / want)) for name in operator.order for want in given.get(name, {1})),
+            sum(abs(log2(counts.get(name, 1) / want)) for name in operator.order for want in by_name.get(name, {1})),
             operator.strategy(counts),
         )
         # Choices begin with the nearest, so that the first TRIED products hold near ones however many dims there are.
@@ -40,18 +40,18 @@ def nearest(operator: Rule, strategy: Strategy, world: int) -> list[Strategy]:
         if world % prod(counts.values()) == 0
     ]
     # Ties are broken by the strategy itself: the same problem on every machine.
-    return list(dict.fromkeys(one for _, one in sorted(found)))[:OFFERED]
+    return list(dict.fromkeys(one for _, one in sorted(candidates)))[:OFFERED]
 
 
-def _given(operator: Rule, strategy: Strategy) -> dict[str, set[int]]:
+def _counts_by_name(operator: Rule, strategy: Strategy) -> dict[str, set[int]]:
     """The counts that the strategy has for each name, where its inputs may disagree."""
-    given: dict[str, set[int]] = {}
+    by_name: dict[str, set[int]] = {}
     for names, counts in zip(operator.inputs, strategy, strict=False):
         for name, count in zip(names, counts, strict=False):
             # Inputs that disagree on a name are just what may be wrong, so all counts are remembered; 0 has no
             # logarithm.
-            given.setdefault(name, set()).add(max(count, 1))
-    return given
+            by_name.setdefault(name, set()).add(max(count, 1))
+    return by_name
 
 
 def _divisors(length: int, world: int, wanted: set[int]) -> list[int]:
@@ -102,13 +102,13 @@ class Rule:
     @cached_property
     def lengths(self) -> dict[str, int]:
         """What the slices of each name must divide: the length of its dims, of a reshape's the greatest common part."""
-        found: dict[str, int] = dict(self.units)
+        by_name: dict[str, int] = dict(self.units)
         tensors = [*zip(self.inputs, self.shapes, strict=True), (self.output, self.output_shape)]
         for name, length in (pair for tensor in tensors for pair in zip(*tensor, strict=True)):
             if name != ONE:
                 # gcd(0, n) is n: the first length stands for itself.
-                found[name] = gcd(found.get(name, 0), length)
-        return found
+                by_name[name] = gcd(by_name.get(name, 0), length)
+        return by_name
 
     def strategy(self, counts: Mapping[str, int]) -> Strategy:
         """The strategy that splits each name into so many slices."""
@@ -124,10 +124,10 @@ class Rule:
             for dim, (name, count, length) in enumerate(zip(names, counts, shape, strict=True)):
                 where = f'dim {dim} of input {index}'
                 # ONE is no name that dims share, so it is compared with nothing but 1.
-                known, first = seen.setdefault(name, (count, where)) if name != ONE else (1, '')
+                earlier, first = seen.setdefault(name, (count, where)) if name != ONE else (1, '')
                 problem = self._wrong_count(name, count, length)
-                if not problem and count != known:
-                    problem = f'is split into {count}, but {first} must be split alike, and is split into {known}'
+                if not problem and count != earlier:
+                    problem = f'is split into {count}, but {first} must be split alike, and is split into {earlier}'
                 if problem:
                     return f'{where} {problem}'
         ranks = prod(count for count, _ in (seen[name] for name in seen))
@@ -201,13 +201,13 @@ class Rule:
     def _scattered_counts(self, local: TensorLayout) -> list[tuple[int, ...]]:
         if not local.partial:
             return []
-        size, found = size_of(local.partial), []
+        size, choices = size_of(local.partial), []
         for dim, length in enumerate(self.output_shape):
             counts = list(local.shard_counts)
             counts[dim] *= size
             if length % counts[dim] == 0:
-                found.append(tuple(counts))
-        return found
+                choices.append(tuple(counts))
+        return choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,9 +265,9 @@ def reduction(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -
     names = tuple(f'd{dim}' for dim in range(len(x)))
     # Dims may be counted from the end, as -1.
     gone = {dim % len(x) for dim in dims}
-    kept = [dim for dim in range(len(x)) if keep or dim not in gone]
-    output = tuple(ONE if dim in gone else names[dim] for dim in kept)
-    return Rule(name, (names,), output, (x,), tuple(1 if dim in gone else x[dim] for dim in kept), names, {})
+    rest = [dim for dim in range(len(x)) if keep or dim not in gone]
+    output = tuple(ONE if dim in gone else names[dim] for dim in rest)
+    return Rule(name, (names,), output, (x,), tuple(1 if dim in gone else x[dim] for dim in rest), names, {})
 
 
 def maximum(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> Rule:

@@ -48,7 +48,7 @@ def cheapest_steps(frame: Frame, sums: tuple[Axis, ...], *, all_to_all: bool) ->
     """
     coarse = _Search(frame, sums, all_to_all)
     cost, moves = coarse.path()
-    found = [(kind, coarse.named(which)) for kind, which in moves]
+    steps = [(kind, coarse.named(which)) for kind, which in moves]
     # The search in parts is the costly one (its states grow as 3 to the number of parts), so it is left out where it
     # cannot win: where nothing stands behind the first collective.
     if all_to_all and any(kind != 'slice' for kind, _ in moves[:-1]):
@@ -59,19 +59,19 @@ def cheapest_steps(frame: Frame, sums: tuple[Axis, ...], *, all_to_all: bool) ->
             less, moves = parted.path()
             # Equal costs stay with the coarse moves: fewer, larger collectives.
             if less < cost:
-                frame, found = _joined(frame, finest, [(kind, parted.named(which)) for kind, which in moves])
-    return frame, _walked(frame, found)
+                frame, steps = _joined(frame, finest, [(kind, parted.named(which)) for kind, which in moves])
+    return frame, _walked(frame, steps)
 
 
 def _joined(
     coarse: Frame, fine: Frame, moves: Sequence[tuple[StepKind, list[Axis]]]
 ) -> tuple[Frame, list[tuple[StepKind, list[Axis]]]]:
     """The same moves on the coarsest frame that has them: neighbours that always move together are one axis."""
-    taken = {atom.stride: [place for place, (_, axes) in enumerate(moves) if atom in axes] for atom in fine.atoms}
-    apart = [high.stride for high, low in pairwise(fine.atoms) if taken[high.stride] != taken[low.stride]]
+    uses = {atom.stride: [place for place, (_, axes) in enumerate(moves) if atom in axes] for atom in fine.atoms}
+    apart = [high.stride for high, low in pairwise(fine.atoms) if uses[high.stride] != uses[low.stride]]
     frame = coarse.parted(apart) or fine
     return frame, [
-        (kind, [atom for atom in frame.atoms if place in taken[atom.stride]]) for place, (kind, _) in enumerate(moves)
+        (kind, [atom for atom in frame.atoms if place in uses[atom.stride]]) for place, (kind, _) in enumerate(moves)
     ]
 
 
@@ -310,7 +310,7 @@ def _gather_and_slice(walk: Walk, end: State) -> None:
 def _together(walk: Walk, parts: list[int]) -> list[list[Axis]]:
     """The axes on these parts by gather, the last part first."""
     local = walk.frame.local(tuple(walk.state))
-    found: list[list[Axis]] = []
+    groups: list[list[Axis]] = []
     # Dims of length 1 do not count, as the compiler squeezes shapes.
     outer = next((part for part, length in enumerate(walk.frame.shape) if length > 1), 0)
     inner = 0
@@ -321,12 +321,12 @@ def _together(walk: Walk, parts: list[int]) -> list[list[Axis]]:
         outermost = part > outer and prod(local[:inner]) == 1
         # Only along the outermost dim can two gathers be one: along an inner one, the slices would have to be
         # reordered.
-        if found and outermost and axis.stride == found[-1][-1].size * found[-1][-1].stride:
-            found[-1].append(axis)
+        if groups and outermost and axis.stride == groups[-1][-1].size * groups[-1][-1].stride:
+            groups[-1].append(axis)
         else:
-            found.append([axis])
+            groups.append([axis])
         inner = part
-    return found
+    return groups
 
 
 class _Parts:

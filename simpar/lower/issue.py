@@ -236,10 +236,10 @@ def _shard(plan: Plan, data: int) -> int:
 
 def _factors(counts: dict[str, int]) -> str:
     """``data 2 × tensor 4``: the pipeline and micro-batches only where there are several."""
-    shown = {
+    factors = {
         name: count for name, count in counts.items() if count > 1 or name not in (PIPELINE, CONTEXT, 'micro_batches')
     }
-    return ' × '.join(f'{name} {count}' for name, count in shown.items())
+    return ' × '.join(f'{name} {count}' for name, count in factors.items())
 
 
 # The issue order of a pipeline rank: runs of ops, each issued for many micro-batches.
@@ -307,13 +307,13 @@ class Issued:
         # A run may stand in many blocks; the first and the last of them count.
         last, backwards = self.last_start, reversed([*zip(self.blocks, self.start[:-1], strict=True)])
         first = {block.run: begin for block, begin in backwards}
-        found: dict[str, tuple[int, int]] = {}
+        places: dict[str, tuple[int, int]] = {}
         for run in self.runs:
             for offset, issue in enumerate(run.issues):
                 for name in wanted.intersection(issue.op.reads):
-                    begin, end = found.get(name, (self.start[-1], 0))
-                    found[name] = min(begin, first[run] + offset), max(end, last[run] + offset)
-        return found
+                    begin, end = places.get(name, (self.start[-1], 0))
+                    places[name] = min(begin, first[run] + offset), max(end, last[run] + offset)
+        return places
 
     def behind(self, issues: Sequence[Issue]) -> Issued:
         """The order with more behind it."""
@@ -369,12 +369,12 @@ def _shared(made: dict[tuple[object, ...], Run], block: Block, added: Sequence[t
     names = tuple((offset, issue.op.name, issue[1:]) for offset, issues in into for issue in issues)
     key = (block.run if block.run.issues else None, names)
     if key not in made:
-        found: list[Issue] = []
+        all_issues: list[Issue] = []
         done = 0
         for offset, issues in into:
-            found += [*block.run.issues[done:offset], *issues]
+            all_issues += [*block.run.issues[done:offset], *issues]
             done = offset
-        made[key] = Run((*found, *block.run.issues[done:]))
+        made[key] = Run((*all_issues, *block.run.issues[done:]))
     return Block(made[key], tuple(parts))
 
 
@@ -460,11 +460,11 @@ _NO_ROWS: Final[Ints] = np.zeros((0, 6), dtype=np.int64)
 
 def _rows(run: Run, index: Mapping[str, int], streams: Streams) -> Ints:
     """For each op its class, stream, which of its block's micro-batches, copy, kind, and whether it is late."""
-    found = [
+    rows = [
         (index[one.op.name], streams.number(one), one.micro_batch, one.copy, OP_KINDS.index(one.op.kind), one.late)
         for one in run.issues
     ]
-    return np.array(found, dtype=np.int64).reshape(-1, 6)
+    return np.array(rows, dtype=np.int64).reshape(-1, 6)
 
 
 def _after(kind: Ints, late: NDArray[np.bool_], *, batched: bool) -> Ints:

@@ -149,15 +149,17 @@ def sharded(
     plan: plans.Plan, workload: Workload, world: int, placement: tuple[int, ...], session: Session
 ) -> Sharded:  # fmt: skip
     """Record a copy of a micro-batch, and shard its parameters. Arguments: ``placement``, stage → pipeline rank."""
-    found: record.Recorded = session.of_plan(record.record, plan, workload=workload, world=world, placement=placement)
-    tape = found.tape.copy()
+    recording: record.Recorded = session.of_plan(
+        record.record, plan, workload=workload, world=world, placement=placement
+    )
+    tape = recording.tape.copy()
     fp8.in_fp8(tape, workload, plan)
     if plan.sum_loss:
         loss.sum_loss(tape)
     parameters = updated(tape)
     apart = matrices(tape) if isinstance(workload.optimizer, Muon) else {}
     shards = shard(tape, plan, lambda: fusion_ids(workload, plan, parameters), apart=apart)
-    if found.graph.frozen and ('weights' in shards.choice.parts or workload.fp8 != 'none'):
+    if recording.graph.frozen and ('weights' in shards.choice.parts or workload.fp8 != 'none'):
         at, remedy = ('plan.zero', '2, or less') if workload.fp8 == 'none' else ('workload.fp8', 'none')
         raise errors.Infeasible(
             f'{at}: not yet beside workload.transformer.lora, whose weights are whole; write {remedy}'
@@ -167,7 +169,7 @@ def sharded(
         tape.ops[:] = [op for op in tape.ops if op.phase == 'F']
     exchanged = exchange(tape, shards)
     own = update_shards(tape, shards)
-    return Sharded(tape, found.graph, parameters, shards, exchanged, updates(tape, workload, own))
+    return Sharded(tape, recording.graph, parameters, shards, exchanged, updates(tape, workload, own))
 
 
 def staged(
@@ -191,21 +193,21 @@ def _program(workload: Workload, plan: plans.Plan, world: int, order: Order, ses
     reductions = messages.Reductions(tape, plan, of.shards, ids)
     finished = []
     for place, row in enumerate(order.by_chunk):
-        found = gathers.on_use(roles.issued(stages, row, mesh.copies, late=receives_late(plan)))
+        rank_order = gathers.on_use(roles.issued(stages, row, mesh.copies, late=receives_late(plan)))
         if not forward:
-            found = _updated(found, place, plan, tape, of, gathers, reductions)
-        cast = messages.once_a_step(tape, found, place, tape.casts, first=False)
+            rank_order = _updated(rank_order, place, plan, tape, of, gathers, reductions)
+        cast = messages.once_a_step(tape, rank_order, place, tape.casts, first=False)
         finished.append(messages.once_a_step(tape, cast, place, tape.once, first=True))
     # Behind all that registers tensors and partitions.
     builder = ProgramBuilder(mesh.world, tape.partitions.values())
-    touched = used(op for found in finished for op in found.ops()) if forward else None
+    touched = used(op for rank_order in finished for op in rank_order.ops()) if forward else None
     # Members of a flat buffer have no memory of their own.
     for name, tensor in tape.tensors.items():
         if name not in tape.replaced and (touched is None or name in touched):
             builder.add_tensor(tensor)
     # Pipeline ranks issue ops of the same name that are equal but for their stage; the table has each once.
     once: dict[str, OpClass] = {}
-    for op in chain.from_iterable(found.ops() for found in finished):
+    for op in chain.from_iterable(rank_order.ops() for rank_order in finished):
         if (other := once.get(op.name, op)) is not op and replace(other, stage=op.stage) != op:
             raise errors.ProgramError(f'pipeline ranks have unlike ops by the name {op.name!r}')
         once[op.name] = op
@@ -214,18 +216,18 @@ def _program(workload: Workload, plan: plans.Plan, world: int, order: Order, ses
     ranks = np.arange(mesh.world).reshape(mesh.pipeline, -1)
     # A batched send/recv; one pipeline rank sends nothing to another.
     batched = plan.exchange == 'fused' and plan.pipeline > 1
-    for place, found in enumerate(finished):
+    for place, rank_order in enumerate(finished):
         # Role names stand in traces and tables.
         name = 'all' if mesh.pipeline == 1 else f'pipeline{place}'
         streams = issue.Streams(mesh, plan, place)
-        slots = issue.slots_of(found, builder.index, streams, batched=batched)
+        slots = issue.slots_of(rank_order, builder.index, streams, batched=batched)
         builder.add_slots(name, ranks[place].tolist(), slots, streams.names)
     # A note for every layer would say the same many times.
     return builder.build(mesh.micro_batches, mesh.copies, tuple(dict.fromkeys(tape.notes)), batched=batched)
 
 
 def _updated(
-    found: issue.Issued, place: int, plan: plans.Plan, tape: Tape, of: Sharded, gathers: messages.Gathers,
+    rank_order: issue.Issued, place: int, plan: plans.Plan, tape: Tape, of: Sharded, gathers: messages.Gathers,
     reductions: messages.Reductions,
 ) -> issue.Issued:  # fmt: skip
     """Add to a pipeline rank's ops what its parameters need, beside the gathers of weights where they are used.
@@ -233,8 +235,8 @@ def _updated(
     Gradients are summed behind the last op that adds to them. A gradient that two pipeline ranks hold is exchanged.
     Updates end the step.
     """
-    held = of.shards.held({name for op in found.ops() for name in op.accumulates})
-    order = reductions.place(found, place)
+    held = of.shards.held({name for op in rank_order.ops() for name in op.accumulates})
+    order = reductions.place(rank_order, place)
     order = order.behind([issue.Issue(op) for op in of.exchange.ops(held, order.ops())])
     scope = f'pipeline{place}.' if tape.mesh.pipeline > 1 else ''
     updates = gathers.after_update(of.updates.ops(held), scope)

@@ -100,23 +100,23 @@ def recomputed_early(ops: Sequence[OpClass]) -> list[OpClass]:
 
     So it runs while a sum travels that it has nothing to do with; what it makes lives that much longer.
     """
-    found: list[OpClass] = []
+    new_order: list[OpClass] = []
     arriving: set[str] = set()
     waiting: int | None = None
     for op in ops:
         # Moved up in order, one behind the other: a clone may read what the clone before it made.
         if recompute.is_recomputed(op) and waiting is not None:
-            found.insert(waiting, op)
+            new_order.insert(waiting, op)
             waiting += 1
             continue
         if op.kind == 'compute' and op.phase != 'W' and not arriving.isdisjoint(op.reads):
             # From here on the sum has been waited for.
-            waiting, arriving = len(found), set()
+            waiting, arriving = len(new_order), set()
         # Only these are in the chain of gradients; a gather for W is waited for by W alone.
         if op.kind == 'collective' and op.phase == 'I':
             arriving.update(op.writes)
-        found.append(op)
-    return found
+        new_order.append(op)
+    return new_order
 
 
 # Interleaving: threads of ops run segment by segment, so that one's communication hides under another's computation.
@@ -136,7 +136,7 @@ def segments(ops: Sequence[OpClass], gathered: Collection[str] = (), *, fill: bo
     Arguments: ``ops`` in order, without gradient reductions and updates; ``gathered``, weights that all threads share
     and that are soon freed again: a segment reads those of one layer; without ``fill`` W stays where it is.
     """
-    found: list[list[OpClass]] = [[]]
+    parts: list[list[OpClass]] = [[]]
     arriving: set[str] = set()
     layer = ''
     for op in ops:
@@ -145,24 +145,24 @@ def segments(ops: Sequence[OpClass], gathered: Collection[str] = (), *, fill: bo
         waits = op.kind == 'compute' and op.phase != 'W' and not arriving.isdisjoint(op.reads)
         # Also where another layer's weights begin: threads would else hold two layers' at once.
         if waits or (used != layer and layer):
-            found.append([])
+            parts.append([])
             arriving = set()
         layer = used
-        found[-1].append(op)
+        parts[-1].append(op)
         # A layer waits for its fetch, but is no other segment for it: gradients of weights stay where they are.
         if op.kind != 'compute' and op.operator != COPY:
             arriving.update(op.writes)
-    return _fill(found) if fill else found
+    return _fill(parts) if fill else parts
 
 
-def _fill(found: list[list[OpClass]]) -> list[list[OpClass]]:
+def _fill(parts: list[list[OpClass]]) -> list[list[OpClass]]:
     filled: list[list[OpClass]] = []
     late: list[OpClass] = []
-    for segment in found[:-1]:
+    for segment in parts[:-1]:
         filled.append([*late, *(op for op in segment if not _fills(op))])
         # W is held over to the next segment's head, where the collective of this one travels.
         late = [op for op in segment if _fills(op)]
-    return [*filled, [*late, *found[-1]]]
+    return [*filled, [*late, *parts[-1]]]
 
 
 def _fills(op: OpClass) -> bool:
@@ -272,7 +272,7 @@ def pair_up(forwards: Sequence[Layered], backwards: Sequence[Layered], *, memory
     Arguments: ``memory``: a backward's layer ends before the second part of the forward's begins.
     """
     threads = list(enumerate((*forwards, *backwards)))
-    found = [(thread, part) for thread, one in threads for part in one.before]
+    pairs = [(thread, part) for thread, one in threads for part in one.before]
     for number in range(max(len(one.layers) for _, one in threads)):
         placed: list[tuple[tuple[bool, int, bool, int], Part]] = []
         for thread, one in threads:
@@ -282,8 +282,8 @@ def pair_up(forwards: Sequence[Layered], backwards: Sequence[Layered], *, memory
             first = 1 if len(parts) == len(('feed-forward', 'attention')) and not ahead else 0
             for place, part in enumerate(parts, first):
                 placed.append(((memory and ahead and place > 0, place, ahead, thread), part))
-        found += [(at[-1], part) for at, part in sorted(placed, key=lambda one: one[0])]
-    return found + [(thread, part) for thread, one in threads for part in one.behind]
+        pairs += [(at[-1], part) for at, part in sorted(placed, key=lambda one: one[0])]
+    return pairs + [(thread, part) for thread, one in threads for part in one.behind]
 
 
 # Frees: an activation ends with the last op of its copy that reads it, so that memory is known and reuse is checked.
@@ -614,18 +614,18 @@ def _run(
         return Run((*sent, *(Issue(op, 0, copy) for op in weights for copy in range(copies))))
     if stages[first.stage].overlap.pairs != 'none':
         return _paired(stages, threads, micro_batches, copies)
-    found: list[list[list[Issue]]] = []
+    by_thread: list[list[list[Issue]]] = []
     for actions in threads:
         mine = [stages[action.stage] for action in actions]
         fill = all(stage.overlap.fill for stage in mine)
         ops = [op for stage, action in zip(mine, actions, strict=True) for op in stage.parts[action.kind]]
         parts = segments(ops, frozenset().union(*(stage.gathered for stage in mine)), fill=fill)
         part = micro_batches.index(actions[0].micro_batch or 0)
-        found += [
+        by_thread += [
             [[Issue(op, part, copy, _late(op, fill=fill)) for op in segment] for segment in parts]
             for copy in range(copies)
         ]
-    return Run(tuple(interleave(found)))
+    return Run(tuple(interleave(by_thread)))
 
 
 def _paired(

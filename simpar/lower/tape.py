@@ -153,8 +153,8 @@ class Tape:
     def __post_init__(self) -> None:
         self.gradients = self.gradients or self.dtype
         self.axes = Axes.of(self.mesh)
-        known = self.mesh.partitions()
-        self.partitions = {name: one for name, one in known.items() if self.degrees or name == issue.PIPELINE}
+        partitions = self.mesh.partitions()
+        self.partitions = {name: one for name, one in partitions.items() if self.degrees or name == issue.PIPELINE}
         # Axes are looked up for every tensor, and making groups of thousands of ranks takes long.
         self._names: dict[tuple[Axis, ...], str] = {}
         self._splits: dict[TensorLayout, tuple[tuple[Split, ...], tuple[str, ...]]] = {}
@@ -386,18 +386,18 @@ class Tape:
 
     def parts(self, value: Value) -> list[Value]:
         """What the readers of a value gave, as sums of those that lie alike: pending sums first."""
-        given = self.backward.contributions.pop(value.name, [])
-        pending = [part for part in given if part.layout.partial]
-        summed = [self._sum(value.name, pending), self._sum(value.name, [p for p in given if not p.layout.partial])]
+        gradients = self.backward.contributions.pop(value.name, [])
+        pending = [part for part in gradients if part.layout.partial]
+        summed = [self._sum(value.name, pending), self._sum(value.name, [p for p in gradients if not p.layout.partial])]
         return [part for part in summed if part is not None]
 
     def pop(self, value: Value) -> Value | None:
         """The gradient of a value, the sum of what its readers gave, as it is to lie; None where there is none."""
-        given = self.backward.contributions.pop(value.name, [])
+        gradients = self.backward.contributions.pop(value.name, [])
         wanted = self.gradient_layout(value)
         # Pending parts are added before they are reduced: one all-reduce instead of one a part.
-        pending = self._sum(f'{value.name}.partial', [part for part in given if part.layout != wanted])
-        others = [part for part in given if part.layout == wanted]
+        pending = self._sum(f'{value.name}.partial', [part for part in gradients if part.layout != wanted])
+        others = [part for part in gradients if part.layout == wanted]
         if pending is not None:
             done = self.register(pending.like(f'd:{value.name}.reduced', wanted))
             self.emit_collective(
@@ -464,24 +464,24 @@ def partition_name(tape: Tape, axes: tuple[Axis, ...]) -> str:
 
 def _of_degrees(tape: Tape) -> dict[tuple[Axis, ...], str]:
     """By axes; where degrees have the same ranks, the last one counts."""
-    known = {tape.axes.data: issue.DATA}
+    names = {tape.axes.data: issue.DATA}
     if tape.axes.expert and tape.axes.expert_data:
-        known |= {tape.axes.expert: issue.EXPERT, tape.axes.expert_data: issue.EXPERT_DATA}
-    known |= {tape.axes.tensor: issue.TENSOR}
+        names |= {tape.axes.expert: issue.EXPERT, tape.axes.expert_data: issue.EXPERT_DATA}
+    names |= {tape.axes.tensor: issue.TENSOR}
     if tape.axes.context:
         both = merged([*tape.axes.context, *tape.axes.tensor])
-        known |= {both: issue.CONTEXT_TENSOR} if size_of(both) < tape.world else {}
+        names |= {both: issue.CONTEXT_TENSOR} if size_of(both) < tape.world else {}
         if tape.axes.heads and tape.axes.ring:
-            known |= {tape.axes.heads: issue.CONTEXT_HEADS, tape.axes.ring: issue.CONTEXT_RING}
-        known |= {tape.axes.replicas: tape.mesh.summed, tape.axes.context: issue.CONTEXT}
-    return known
+            names |= {tape.axes.heads: issue.CONTEXT_HEADS, tape.axes.ring: issue.CONTEXT_RING}
+        names |= {tape.axes.replicas: tape.mesh.summed, tape.axes.context: issue.CONTEXT}
+    return names
 
 
 def _alias(tape: Tape, axes: tuple[Axis, ...]) -> str:
     if tape.names is None:
         return ''
-    known = {tape.names.axis(alias): alias for alias in tape.names.aliases}
-    return '+'.join(known[axis] for axis in axes) if all(axis in known for axis in axes) else ''
+    by_axis = {tape.names.axis(alias): alias for alias in tape.names.aliases}
+    return '+'.join(by_axis[axis] for axis in axes) if all(axis in by_axis for axis in axes) else ''
 
 
 def summed(

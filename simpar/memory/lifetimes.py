@@ -101,11 +101,11 @@ def lifetimes(
     base, cells = np.where(each, np.cumsum(each) - each, NONE).astype(np.int32), int(each.sum())
     # A life ends with the op that frees it, or is the last one of its cell.
     most = cells + int(times @ (start[4::4] - start[3::4]))
-    given = role.op_class, role.micro_batch, role.copy, start, named.item, flags, base
+    arguments = role.op_class, role.micro_batch, role.copy, start, named.item, flags, base
     loads, ends = np.full(micro_batches, NONE, dtype=np.int32), np.full((cells, 2), NONE, dtype=np.int32)
     rows, columns = np.empty((most, 5), dtype=np.int32), np.empty((8, most), dtype=np.int64)
     computing = program.op_column(computes, np.bool_)
-    count = write_lifetimes(*given, copies, computing, loads, ends, rows, program.sizes, columns)
+    count = write_lifetimes(*arguments, copies, computing, loads, ends, rows, program.sizes, columns)
     if count == NONE:
         tensor, slot = columns[:2, 0].tolist()
         name, action = program.tensors[tensor].name, program.action(role, slot)

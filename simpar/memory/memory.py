@@ -157,12 +157,12 @@ def _is_half_gradient(one: Tensor) -> bool:
 
 def _pairs(program: Program) -> int:
     """Pairs of tokens of a micro-batch: samples × a rank's tokens × sequence, of its integers [samples, sequence]."""
-    found = [
+    sizes = [
         (*tensor.local_shape(program.partitions, program.copies), tensor.shape[1])
         for tensor in program.tensors
         if tensor.kind == 'input' and tensor.dtype.startswith('int') and len(tensor.shape) == 2
     ]
-    return max((samples * tokens * sequence for samples, tokens, sequence in found), default=0)
+    return max((samples * tokens * sequence for samples, tokens, sequence in sizes), default=0)
 
 
 def _received(program: Program, role: Role) -> int:
@@ -271,15 +271,15 @@ def memory(
     # The last step, as in ``metrics``: it is the one in the steady state.
     begin = end - trace.step
     kinds = frozenset(always) | lasting(framework, trace.program)
-    known: dict[Role, Lifetimes] = {}
+    by_role: dict[Role, Lifetimes] = {}
     ranks = []
     for times, count in zip(trace.representatives, counts, strict=True):
         role = trace.role(times)
         # Hundreds of ranks often share a role.
-        if role not in known:
+        if role not in by_role:
             lives = lifetimes(trace.program, role, always=kinds, flattened=flattened)
-            known[role] = with_framework(lives, trace.program, role, framework) if framework else lives
-        lives = known[role]
+            by_role[role] = with_framework(lives, trace.program, role, framework) if framework else lives
+        lives = by_role[role]
         ranks.append(
             RankMemory(times=times, ranks=count, begin=begin, step=end - begin, program=trace.program, lives=lives)
         )
@@ -325,9 +325,9 @@ def beside_summary(peak: int, room: Room) -> str:
     """What the device gives beside tensors, in a sentence; empty where that is nothing."""
     if not room.context:
         return ''
-    kept = f', up to {format_size(peak * room.fragmentation)} that the allocator keeps' if room.fragmentation else ''
+    cache = f', up to {format_size(peak * room.fragmentation)} that the allocator keeps' if room.fragmentation else ''
     together = f'{format_size(room.taken(peak))} of {format_size(room.size)}'
-    return f'Beside tensors: {format_size(room.context)} of context and message buffers{kept}; together {together}.'
+    return f'Beside tensors: {format_size(room.context)} of context and message buffers{cache}; together {together}.'
 
 
 def memory_to_dict(memory: Memory, room: Room) -> dict[str, Any]:

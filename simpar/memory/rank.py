@@ -273,6 +273,6 @@ def _sums(number: Ints, size: Ints) -> list[tuple[int, int]]:
     np.add.at(total, number, size)
     # Of equal places the last one assigned stays: reversed, that is the first.
     first[number[::-1]] = np.arange(len(number))[::-1]
-    found = np.flatnonzero(first < len(number))
-    found = found[np.lexsort((first[found], -total[found]))]
-    return list(zip(found.tolist(), total[found].tolist(), strict=True))
+    order = np.flatnonzero(first < len(number))
+    order = order[np.lexsort((first[order], -total[order]))]
+    return list(zip(order.tolist(), total[order].tolist(), strict=True))

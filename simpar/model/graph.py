@@ -56,7 +56,7 @@ def layers_of(network: Network) -> tuple[int, ...]:
     Operators whose names begin alike, as ``layer3_up`` and ``layer3_gelu``, are one layer; else a layer is a product
     with a weight and what follows it, as people count layers.
     """
-    blocks = [found.group() if (found := BLOCK.match(name)) else '' for name in layer_names(network)]
+    blocks = [match.group() if (match := BLOCK.match(name)) else '' for name in layer_names(network)]
     # One beginning for all tells no blocks apart: then products are counted.
     named = len(set(blocks)) > 1
     layers: list[int] = []
@@ -81,12 +81,12 @@ class Shapes:
     of: dict[str, Shape] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def read(self, place: int, layer: Operator, name: str, reads: tuple[str, ...], known: set[str]) -> None:
+    def read(self, place: int, layer: Operator, name: str, reads: tuple[str, ...], names: set[str]) -> None:
         """Add a layer's shape, or what is wrong with it."""
-        for missing in (read for read in reads if read not in known):
-            shown = ', '.join(sorted(known)[:12])
+        for missing in (read for read in reads if read not in names):
+            choices = ', '.join(sorted(names)[:12])
             self.problems.append(
-                Problem((place, 'of'), f'{missing} is no layer before this one', f'write one of {shown}')
+                Problem((place, 'of'), f'{missing} is no layer before this one', f'write one of {choices}')
             )
         # A layer that does not fit is told once: those that read it have no fault of their own.
         if not all(read in self.of for read in reads):
@@ -102,25 +102,25 @@ def shapes_of(network: Network, samples: int) -> Shapes:
 
     Arguments: ``samples``, in dim 0 of the input.
     """
-    found = Shapes(samples, {INPUT: (samples, *network.sample)})
-    known = {INPUT}
+    shapes = Shapes(samples, {INPUT: (samples, *network.sample)})
+    names = {INPUT}
     unread: dict[str, int] = {}
     named = zip(layer_names(network), network.layers, reads_of(network), strict=True)
     for place, (name, layer, reads) in enumerate(named):
-        found.read(place, layer, name, reads, known)
-        known.add(name)
+        shapes.read(place, layer, name, reads, names)
+        names.add(name)
         unread[name] = place
         for read in reads:
             unread.pop(read, None)
         if isinstance(layer, linear.Embedding) and place:
-            found.problems.append(
+            shapes.problems.append(
                 Problem((place,), 'an embedding reads the tokens of samples', 'make it the first layer')
             )
     # The last one is what the loss reads.
     for name, place in list(unread.items())[:-1]:
         what = f'nobody reads what {name} gives'
-        found.problems.append(Problem((place,), what, f'leave it out, or write of: {name} in a later layer'))
-    return found
+        shapes.problems.append(Problem((place,), what, f'leave it out, or write of: {name} in a later layer'))
+    return shapes
 
 
 def network_shapes(network: Network, samples: int) -> dict[str, Shape]:
@@ -128,10 +128,10 @@ def network_shapes(network: Network, samples: int) -> dict[str, Shape]:
 
     Raises ``Infeasible`` with the first thing that does not fit.
     """
-    found = shapes_of(network, samples)
-    for problem in found.problems:
+    shapes = shapes_of(network, samples)
+    for problem in shapes.problems:
         raise Infeasible(str(problem.at(layer_names(network)[int(problem.key[0])], ())))
-    return found.of
+    return shapes.of
 
 
 MNIST_PIXELS: Final = 28 * 28
@@ -145,17 +145,17 @@ NETWORK: Final[Key] = ('workload', 'network')
 
 def _names(model: Network) -> Iterator[Problem]:
     # The input, target, labels and loss are tensors of every program.
-    taken = set(RESERVED)
+    names = set(RESERVED)
     for place, name in enumerate(layer_names(model)):
-        if name in taken:
+        if name in names:
             yield Problem(model.file_key(place, 'name'), f'the name {name} is taken', 'write another name')
-        taken.add(name)
+        names.add(name)
 
 
 # chains of dense layers and activations
 
 
-def _chain(asked: Asked, model: Network) -> Iterator[Problem]:
+def _chain(job: Asked, model: Network) -> Iterator[Problem]:
     dense = [(place, layer) for place, layer in enumerate(model.layers) if isinstance(layer, linear.Dense)]
     if not dense:
         yield Problem(NETWORK, 'has no dense layer', 'add e.g. - dense: {in: 784, out: 10}')
@@ -164,11 +164,11 @@ def _chain(asked: Asked, model: Network) -> Iterator[Problem]:
         if layer.inputs != before.outputs:
             what = f'{layer.inputs} features, but the dense layer before gives {before.outputs}'
             yield Problem(model.file_key(place, 'in'), what, f'write {before.outputs}')
-    if asked.data == 'mnist':
-        yield from _mnist(asked, model, dense)
+    if job.data == 'mnist':
+        yield from _mnist(job, model, dense)
 
 
-def _mnist(asked: Asked, model: Network, dense: list[tuple[int, linear.Dense]]) -> Iterator[Problem]:
+def _mnist(job: Asked, model: Network, dense: list[tuple[int, linear.Dense]]) -> Iterator[Problem]:
     (start, first), (end, last) = dense[0], dense[-1]
     if first.inputs != MNIST_PIXELS:
         what = f'{first.inputs} features, but an image of mnist has {MNIST_PIXELS}'
@@ -176,12 +176,12 @@ def _mnist(asked: Asked, model: Network, dense: list[tuple[int, linear.Dense]]) 
     if last.outputs < MNIST_CLASSES:
         what = f'{last.outputs} results, but mnist has {MNIST_CLASSES} classes'
         yield Problem(model.file_key(end, 'out'), what, f'write at least {MNIST_CLASSES}')
-    yield from _by_class(asked)
+    yield from _by_class(job)
 
 
-def _by_class(asked: Asked) -> Iterator[Problem]:
-    if asked.loss != 'cross-entropy':
-        what = f'mnist has classes, which {asked.loss} cannot take'
+def _by_class(job: Asked) -> Iterator[Problem]:
+    if job.loss != 'cross-entropy':
+        what = f'mnist has classes, which {job.loss} cannot take'
         yield Problem(('workload', 'loss'), what, 'write cross-entropy')
 
 
@@ -196,48 +196,48 @@ def _untold(model: Network) -> Problem:
     return Problem(NETWORK, what, 'write layers: [...] and, beside it, e.g. input: [512]')
 
 
-def _graph(asked: Asked, model: Network) -> Iterator[Problem]:
-    slices = asked.slices
+def _graph(job: Asked, model: Network) -> Iterator[Problem]:
+    slices = job.slices
     # Where it does not, that is told elsewhere: shapes are still checked, with the batch as it is.
-    divides = asked.batch % slices == 0
-    found = shapes_of(model, asked.batch // slices if divides else asked.batch)
-    for problem in found.problems:
+    divides = job.batch % slices == 0
+    shapes = shapes_of(model, job.batch // slices if divides else job.batch)
+    for problem in shapes.problems:
         place, *keys = problem.key
         yield replace(problem, where=model.file_key(int(place), *map(str, keys)))
-    yield from _sizes(model, found, slices if divides else 1)
-    last = found.of.get(layer_names(model)[-1])
-    if asked.data == 'mnist':
-        yield from _digits(asked, model, found, last)
-    if last is not None and len(last) != 2 and asked.loss == 'cross-entropy':
+    yield from _sizes(model, shapes, slices if divides else 1)
+    last = shapes.of.get(layer_names(model)[-1])
+    if job.data == 'mnist':
+        yield from _digits(job, model, shapes, last)
+    if last is not None and len(last) != 2 and job.loss == 'cross-entropy':
         what = f'cross-entropy takes rows of classes, but the last layer gives shape {list(last[1:])} a sample'
         yield Problem(('workload', 'loss'), what, f'end with - reshape: {{shape: [-1, {last[-1]}]}}, or write mse')
 
 
-def _digits(asked: Asked, model: Network, found: Shapes, last: Shape | None) -> Iterator[Problem]:
+def _digits(job: Asked, model: Network, shapes: Shapes, last: Shape | None) -> Iterator[Problem]:
     """Images of mnist for a graph: one row of classes for each.
 
     Arguments: ``last``, shape of the result, where it is known.
     """
-    yield from _by_class(asked)
+    yield from _by_class(job)
     if isinstance(model.layers[0], linear.Embedding):
         yield Problem(('workload', 'data'), 'mnist has images, and an embedding reads tokens', 'write random')
     elif prod(model.sample) != MNIST_PIXELS:
         what = f'{list(model.sample)} a sample, but an image of mnist has {MNIST_PIXELS} pixels'
         yield Problem((*NETWORK, 'input'), what, 'write [1, 28, 28]')
-    if last is not None and len(last) == 2 and (last[0] != found.samples or last[1] < MNIST_CLASSES):
-        what = f'mnist has one of {MNIST_CLASSES} classes for each of {found.samples} images, but the network ends '
+    if last is not None and len(last) == 2 and (last[0] != shapes.samples or last[1] < MNIST_CLASSES):
+        what = f'mnist has one of {MNIST_CLASSES} classes for each of {shapes.samples} images, but the network ends '
         what += f'with {last[0]} rows of {last[1]}'
         yield Problem(('workload', 'data'), what, 'end with a row of 10 results for each image, or write random')
 
 
-def _sizes(model: Network, found: Shapes, slices: int) -> Iterator[Problem]:
+def _sizes(model: Network, shapes: Shapes, slices: int) -> Iterator[Problem]:
     """The first value that has too many elements is told."""
-    if prod(found.of['x']) * slices > MOST_ELEMENTS:
+    if prod(shapes.of['x']) * slices > MOST_ELEMENTS:
         yield Problem((*NETWORK, 'input'), f'{list(model.input)} in a batch are too many', 'write a smaller shape')
         return
     for place, name in enumerate(layer_names(model)):
-        if prod(found.of.get(name, ())) * slices > MOST_ELEMENTS:
-            what = f'gives {list(found.of[name])}, too many elements'
+        if prod(shapes.of.get(name, ())) * slices > MOST_ELEMENTS:
+            what = f'gives {list(shapes.of[name])}, too many elements'
             yield Problem(model.file_key(place), what, 'choose smaller dims or a smaller batch')
             return
 
@@ -349,14 +349,14 @@ class Network(Model):
         """Where a file has a layer, or a key of it."""
         return ('workload', self.key, 'layers', place, self.layers[place].key, *((key,) if key else ()))
 
-    def problems(self, asked: Asked) -> Iterator[Problem]:
+    def problems(self, job: Asked) -> Iterator[Problem]:
         """Everything that does not fit, each at the key to change; strategies are tried when they are lowered."""
         # Shapes are found by name: with two layers of one name they would blame the wrong one.
         clashes = list(_names(self))
         yield from clashes
         if not self.is_graph:
-            yield from _chain(asked, self)
+            yield from _chain(job, self)
         elif not clashes:
             # Tokens have no features that a dense layer could tell.
             is_told = self.input or (self.dense and not isinstance(self.layers[0], linear.Embedding))
-            yield from _graph(asked, self) if is_told else [_untold(self)]
+            yield from _graph(job, self) if is_told else [_untold(self)]

@@ -205,7 +205,7 @@ class Model(ABC):
         return ('workload', self.key)
 
     @abstractmethod
-    def problems(self, asked: Asked) -> Iterator[errors.Problem]:
+    def problems(self, job: Asked) -> Iterator[errors.Problem]:
         """What of it does not fit itself, the loss, the data or the degrees, each at the key to change."""
 
 
@@ -309,15 +309,15 @@ class FromModule(Model):
         """How many there are of each; what stands behind the last layer is none."""
         return {'operators': len(self.nodes), 'layers': self.exported.graph.layers}
 
-    def problems(self, asked: Asked) -> Iterator[errors.Problem]:
+    def problems(self, job: Asked) -> Iterator[errors.Problem]:
         """Samples of mnist, classes of what has none."""
-        found = self.exported.graph
-        if asked.data == 'mnist':
+        export = self.exported.graph
+        if job.data == 'mnist':
             yield errors.Problem(
                 ('workload', 'data'), 'mnist has one image and a class, not the inputs of a module', 'write random'
             )
-        last = found.shapes[found.nodes[-1].name]
-        if asked.loss == 'cross-entropy' and len(last) < 2:
+        last = export.shapes[export.nodes[-1].name]
+        if job.loss == 'cross-entropy' and len(last) < 2:
             what = f'cross-entropy takes classes, but the module returns shape {list(last[1:])} a sample'
             yield errors.Problem(('workload', 'loss'), what, 'write mse, or return logits')
 
@@ -339,11 +339,11 @@ def _read(text: str) -> Exported:
         sources = (*sources, Source(stream.KEYS, (tree['batch'],), stream.DRAW, integer=True))
     shapes = {source.name: source.shape for source in sources}
     shapes |= {one['name']: tuple(one['shape']) for one in tree['nodes']}
-    known = {source.name for source in sources}
+    names = {source.name for source in sources}
     for node in nodes:
-        if not known.issuperset(node.reads):
+        if not names.issuperset(node.reads):
             raise ValueError(f'{node.name} reads what is not there')
-        known.add(node.name)
+        names.add(node.name)
     graph = Graph(nodes=nodes, sources=sources, shapes=shapes, deviation=0.0, drawn_labels='classes',
                   layers=tree['layers'], hands_on=False)  # fmt: skip
     return Exported(graph, tree['batch'], tuple(tree['notes']))

@@ -280,8 +280,8 @@ def dims_of(documents: Sequence[int]) -> dict[str, int]:
 
 def counts_of(dims: Mapping[str, int]) -> dict[int, int]:
     """By length how many documents a sample has, from an op's dims; else one."""
-    found = {int(name.removeprefix(DIM)): count for name, count in dims.items() if name.startswith(DIM)}
-    return found or {dims['sequence']: 1}
+    counts = {int(name.removeprefix(DIM)): count for name, count in dims.items() if name.startswith(DIM)}
+    return counts or {dims['sequence']: 1}
 
 
 def seen(counts: Mapping[int, int], window: int, sequence: int) -> float:

@@ -39,8 +39,8 @@ def timeline_of(prediction: predict.Prediction, unit: float, ranks: Sequence[int
     """
     trace = prediction.trace
     ops: dict[str, int] = {}
-    shown, left = _shown(trace, ranks)
-    groups = [_rank(trace, rank, ops, unit) for rank in shown]
+    selection, left = _selection(trace, ranks)
+    groups = [_rank(trace, rank, ops, unit) for rank in selection]
     return {
         'name': prediction.name,
         'step': round(prediction.step / unit),
@@ -51,18 +51,18 @@ def timeline_of(prediction: predict.Prediction, unit: float, ranks: Sequence[int
     }
 
 
-def _shown(trace: Trace, asked: Sequence[int]) -> tuple[list[int], int]:
+def _selection(trace: Trace, ranks: Sequence[int]) -> tuple[list[int], int]:
     """The ranks whose ops are shown, those that tell most first, and how many that differ are not."""
-    shown: list[int] = []
+    selection: list[int] = []
     spans = 0
     # A baseline may have fewer ranks than the plan.
-    for rank in [rank for rank in asked if 0 <= rank < trace.program.world] or _telling(trace):
+    for rank in [rank for rank in ranks if 0 <= rank < trace.program.world] or _telling(trace):
         spans += trace.times_of(rank).end_KS.shape[1]
-        if shown and spans > MOST_SPANS:
+        if selection and spans > MOST_SPANS:
             break
-        shown.append(rank)
-    seen = {int(trace.representative_of_rank[rank]) for rank in shown}
-    return shown, len(trace.representatives) - len(seen)
+        selection.append(rank)
+    seen = {int(trace.representative_of_rank[rank]) for rank in selection}
+    return selection, len(trace.representatives) - len(seen)
 
 
 def _telling(trace: Trace) -> list[int]:

@@ -35,7 +35,7 @@ def ranks_page(traces: Sequence[RankTrace], headline: str, first: Sequence[int] 
     many = np.cumsum([len(tables[rank]) for rank in ranks])
     # Of many ranks, timelines that are alike are drawn once, and a second as a peer where all are.
     most = len(ranks) if len(ranks) <= _SHOWN else min(_SHOWN, len({*unlike.values(), *first} & {*tables}))
-    shown = sorted(ranks[: max(2, min(most, int((many <= MOST_SPANS).sum())))])
+    selection = sorted(ranks[: max(2, min(most, int((many <= MOST_SPANS).sum())))])
     meetings = list(meetings_of(tables))
     clock = _clocks(tables, meetings)
     begin = min(int(tables[rank].begin.min()) - clock[rank] for rank in tables)
@@ -53,13 +53,13 @@ def ranks_page(traces: Sequence[RankTrace], headline: str, first: Sequence[int] 
                 'merged': False,
                 'rows': list(_rows(tables[rank], last[rank] - begin, begin + clock[rank], unit, ops)),
             }
-            for rank in shown
+            for rank in selection
         ],
         'left': 0,
         'ops': [[*op, ''] for op in ops],
     }
-    drawn = {cells[rank] for rank in shown}
-    left, other = len(tables) - len(shown), sum(cell not in drawn for cell in cells.values())
+    drawn = {cells[rank] for rank in selection}
+    left, other = len(tables) - len(selection), sum(cell not in drawn for cell in cells.values())
     more = f'{left:,} more ranks are not drawn; {f"{other:,} of them differ" if other else "each is like one that is"}.'
     main = template('ranks').substitute(figures=_table(cells), left=more if left else '')
     return framed(main, headline, {'unit': unit * NANOSECOND, 'sides': [side], 'path': [], 'memory': []})
@@ -86,11 +86,11 @@ def _step(traces: Sequence[RankTrace]) -> tuple[str, dict[int, Kernels]]:
 
 def _clocks(tables: Mapping[int, Kernels], meetings: Sequence[Meeting]) -> dict[int, int]:
     """How much later each rank's clock is; of ranks that meet nobody, as if all began together."""
-    known: dict[int, int] = {}
+    clocks: dict[int, int] = {}
     for rank, kernels in tables.items():
-        if rank in known:
+        if rank in clocks:
             continue
-        known[rank] = int(kernels.begin.min())
+        clocks[rank] = int(kernels.begin.min())
         waiting = [rank]
         while waiting:
             base = waiting.pop()
@@ -98,21 +98,21 @@ def _clocks(tables: Mapping[int, Kernels], meetings: Sequence[Meeting]) -> dict[
                 if base in one.ranks:
                     own = int(one.shift[one.ranks.index(base)])
                     shifts = dict(zip(one.ranks, one.shift.tolist(), strict=True))
-                    new = {other: known[base] + shift - own for other, shift in shifts.items() if other not in known}
-                    known |= new
+                    new = {other: clocks[base] + shift - own for other, shift in shifts.items() if other not in clocks}
+                    clocks |= new
                     waiting += new
-    return known
+    return clocks
 
 
 def _arrivals(tables: Mapping[int, Kernels], meetings: Sequence[Meeting], clock: Mapping[int, int]) -> dict[int, Ints]:
     """When the last rank of each kernel's collective came, on the common clock; its own begin for all others."""
-    found = {rank: kernels.begin - clock[rank] for rank, kernels in tables.items()}
+    arrivals = {rank: kernels.begin - clock[rank] for rank, kernels in tables.items()}
     for one in meetings:
-        came = np.max([found[rank][rows] for rank, rows in zip(one.ranks, one.rows, strict=True)], axis=0)
+        came = np.max([arrivals[rank][rows] for rank, rows in zip(one.ranks, one.rows, strict=True)], axis=0)
         for rank, rows in zip(one.ranks, one.rows, strict=True):
             until = tables[rank].end[rows] - clock[rank]
-            found[rank][rows] = np.clip(came, found[rank][rows], until)
-    return found
+            arrivals[rank][rows] = np.clip(came, arrivals[rank][rows], until)
+    return arrivals
 
 
 def _rows(
@@ -126,27 +126,31 @@ def _rows(
     for stream in sorted(computes, key=lambda one: (not computes[one], len(one), one)):
         mine = np.flatnonzero(kernels.stream == stream)
         times = (kernels.begin[mine] - origin, start[mine], kernels.end[mine] - origin)
-        told = zip(*(column[mine].tolist() for column in (kernels.name, kernels.kind, kernels.type)), strict=True)
+        triples = zip(*(column[mine].tolist() for column in (kernels.name, kernels.kind, kernels.type)), strict=True)
         nothing = [-1] * len(mine)
         yield {
             'label': f'stream {stream}' if stream else 'messages',
             **timed(times, unit),
-            'op': [ops.setdefault(_op(*one), len(ops)) for one in told],
+            'op': [ops.setdefault(_op(*one), len(ops)) for one in triples],
             'copy': nothing,
             'micro_batch': nothing,
         }
 
 
-def _op(name: str, kind: int, told: str) -> tuple[str, str, str]:
+def _op(name: str, kind: int, type_name: str) -> tuple[str, str, str]:
     """Name, what colours it, and its operator."""
     if kind == COMMUNICATION:
-        return name, 'communication', told
-    phase = _PHASE.fullmatch(told)
-    return name, 'copy' if kind == COPY else phase[1].replace('B', 'I') if phase else 'compute', '' if phase else told
+        return name, 'communication', type_name
+    phase = _PHASE.fullmatch(type_name)
+    return (
+        name,
+        'copy' if kind == COPY else phase[1].replace('B', 'I') if phase else 'compute',
+        '' if phase else type_name,
+    )
 
 
-def _cells(found: Figures) -> str:
-    return ''.join(f'<td>{format_time(getattr(found, head))}</td>' for head in _HEADS)
+def _cells(times: Figures) -> str:
+    return ''.join(f'<td>{format_time(getattr(times, head))}</td>' for head in _HEADS)
 
 
 def _table(cells: Mapping[int, str]) -> str:

@@ -115,35 +115,35 @@ class Walk(NamedTuple):
 
 
 @kernel
-def _shortest(rules: Array, case: Any, walk: Any, rows: Array, places: Array, found: Array) -> None:
+def _shortest(rules: Array, case: Any, walk: Any, rows: Array, places: Array, seconds: Array) -> None:
     """The shortest different rows that rules give, shortest first, of equal ones that of the first rule first.
 
     Arguments: ``places``, which of ``rows`` are the shortest, and behind them one for the rule that is tried;
-    ``found``, the seconds of each, infinite at first.
+    ``seconds``, the seconds of each, infinite at first.
     """
-    most = len(found)
+    most = len(seconds)
     for number in range(len(rules)):
         values = rules[number]
         rule = (values[0], values[1] != 0.0, values[2] != 0.0, values[3], int(values[4]), values[5])
         tried = places[most]
-        longest = _walk(rule, case, walk, rows[tried], found[-1])
-        if longest >= found[-1] or _is_among(rows, places, found, longest):
+        longest = _walk(rule, case, walk, rows[tried], seconds[-1])
+        if longest >= seconds[-1] or _is_among(rows, places, seconds, longest):
             continue
         # The last one makes room, and its rows are written by the next rule.
         at, places[most] = most - 1, places[most - 1]
-        while at > 0 and found[at - 1] > longest:
-            found[at], places[at] = found[at - 1], places[at - 1]
+        while at > 0 and seconds[at - 1] > longest:
+            seconds[at], places[at] = seconds[at - 1], places[at - 1]
             at -= 1
-        found[at], places[at] = longest, tried
+        seconds[at], places[at] = longest, tried
 
 
 @part
-def _is_among(rows: Array, places: Array, found: Array, longest: float) -> bool:
+def _is_among(rows: Array, places: Array, seconds: Array, longest: float) -> bool:
     """Whether the rows that were tried last are among the shortest."""
-    tried = rows[places[len(found)]]
+    tried = rows[places[len(seconds)]]
     same = False
-    for at in range(len(found)):
-        if found[at] == longest and not same:
+    for at in range(len(seconds)):
+        if seconds[at] == longest and not same:
             same = True
             other = rows[places[at]]
             for rank in range(len(tried)):
@@ -306,11 +306,11 @@ def shortlist(setting: Setting, rules: Sequence[Rule], most: int) -> list[Letter
     size = ranks * (actions + 1) + 1
     heap, place, asleep = np.zeros(size), np.zeros(size, dtype=np.int64), np.zeros(ranks, dtype=np.bool_)
     walk = Walk(ends, done, np.zeros((3, ranks)), asleep, heap, place)
-    rows, found = np.zeros((most + 1, ranks, actions), dtype=np.int8), np.full(most, np.inf)
+    rows, step_seconds = np.zeros((most + 1, ranks, actions), dtype=np.int8), np.full(most, np.inf)
     places = np.arange(most + 1)
     # Every rule is a walk of its own over the same few arrays.
-    _shortest.compiled(facts, case, walk, rows, places, found)
-    return [tuple(_LETTERS[row].tobytes().decode() for row in rows[at]) for at in places[:most][found < np.inf]]
+    _shortest.compiled(facts, case, walk, rows, places, step_seconds)
+    return [tuple(_LETTERS[row].tobytes().decode() for row in rows[at]) for at in places[:most][step_seconds < np.inf]]
 
 
 SHORTLIST: Final = 4

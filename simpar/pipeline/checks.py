@@ -53,8 +53,8 @@ def stuck(order: Order) -> dict[int, tuple[int, tuple[Result, ...]]]:
     lacks = {rank: needs(row[at], order) for rank, (at, row) in enumerate(zip(position, order.actions, strict=True))
              if at < len(row)}  # fmt: skip
     return {
-        rank: (position[rank], tuple(need for need in found if (homes[rank], need) not in made))
-        for rank, found in lacks.items()
+        rank: (position[rank], tuple(need for need in inputs if (homes[rank], need) not in made))
+        for rank, inputs in lacks.items()
     }
 
 
@@ -84,16 +84,16 @@ def check_order(order: Order, name: str = 'pipeline order') -> Order:
     ends. Sends and receives, where there are any, pair up, and end though they block. Arguments: ``name``, said where
     it is wrong. Raises `ScheduleError` with every fault and a drawing of the place.
     """
-    found = faults(order)
-    if found:
-        problems = [Problem(f'{name}, rank {fault.rank}, step {fault.position}', fault.what) for fault in found]
-        raise ScheduleError([*problems, drawing(order, found, name)])
+    fault_list = faults(order)
+    if fault_list:
+        problems = [Problem(f'{name}, rank {fault.rank}, step {fault.position}', fault.what) for fault in fault_list]
+        raise ScheduleError([*problems, drawing(order, fault_list, name)])
     return order
 
 
-def drawing(order: Order, found: tuple[Fault, ...], name: str) -> Problem:
+def drawing(order: Order, fault_list: tuple[Fault, ...], name: str) -> Problem:
     """The grid of actions around faults, as the last problem of an error."""
-    here = {(fault.rank, fault.position) for fault in found[:DRAWN]}
+    here = {(fault.rank, fault.position) for fault in fault_list[:DRAWN]}
     return Problem(name, 'the actions around\n' + draw(order, here, around=4))
 
 
@@ -109,9 +109,9 @@ def faults(order: Order) -> tuple[Fault, ...]:
             for part in action.parts:
                 places[part].append((rank, position))
     # Bounded before it is sorted: a file of nonsense has millions of faults.
-    found = sorted(islice(_static(order, places), MOST_FAULTS))
+    fault_list = sorted(islice(_static(order, places), MOST_FAULTS))
     # An order that lacks actions waits for ever, too; told together, the cause would drown.
-    return tuple(found or islice(_waits(order), MOST_FAULTS))
+    return tuple(fault_list or islice(_waits(order), MOST_FAULTS))
 
 
 def peak_live(order: Order, kept: float = 1.0) -> tuple[float, ...]:
@@ -193,8 +193,8 @@ def _missing(order: Order, places: _Places) -> Iterator[Fault]:
 
 
 def _listed(numbers: list[int]) -> str:
-    shown = ', '.join(map(str, numbers[:8]))
-    return f'{shown}, … ({len(numbers)} in all)' if len(numbers) > 8 else shown
+    text = ', '.join(map(str, numbers[:8]))
+    return f'{text}, … ({len(numbers)} in all)' if len(numbers) > 8 else text
 
 
 def _unpaired(order: Order, places: _Places) -> Iterator[Fault]:
@@ -226,11 +226,11 @@ def _disordered(places: _Places) -> Iterator[Fault]:
 def _waits(order: Order) -> Iterator[Fault]:
     for rank, (position, lacks) in stuck(order).items():
         action = order.actions[rank][position]
-        what = ' and '.join(map(_told, lacks)) or 'the other side of the message'
+        what = ' and '.join(map(_result_text, lacks)) or 'the other side of the message'
         yield Fault(rank, position, f'{action} waits for ever for {what}')
 
 
-def _told(result: Result) -> str:
+def _result_text(result: Result) -> str:
     kind, stage, micro_batch = result
     return f'{"the output" if kind == "F" else "the input gradient"} of stage {stage}, micro-batch {micro_batch}'
 
@@ -265,10 +265,10 @@ def read_csv(path: Path) -> Order:
     problems = problems or _numbering(path, cells)
     refuse(problems[:MOST_FAULTS])
     order = _order([[action for *_, action in row] for row in cells])
-    found = faults(order)
-    if found:
-        told = [Problem(_where(path, cells, fault.rank, fault.position), fault.what) for fault in found]
-        raise ScheduleError([*told, drawing(order, found, str(path))])
+    fault_list = faults(order)
+    if fault_list:
+        fault_problems = [Problem(_where(path, cells, fault.rank, fault.position), fault.what) for fault in fault_list]
+        raise ScheduleError([*fault_problems, drawing(order, fault_list, str(path))])
     return order
 
 
@@ -299,8 +299,8 @@ def _cells(path: Path, text: str) -> tuple[list[list[_Cell]], list[Problem]]:
             for column, word in words
             if word and not _WAIT.fullmatch(word)
         ]
-        rows.append([(number, column, found) for column, found in read if isinstance(found, Action)])
-        problems += [found for _, found in read if isinstance(found, Problem)]
+        rows.append([(number, column, entry) for column, entry in read if isinstance(entry, Action)])
+        problems += [entry for _, entry in read if isinstance(entry, Problem)]
     return rows, problems
 
 
@@ -369,8 +369,8 @@ def order_of_rows(rows: Sequence[str], name: str = 'plan.rows') -> Order:
     Arguments: ``name``, said where they are wrong. Raises `ScheduleError` with every fault.
     """
     read = [[_read(word, f'{name}.{rank}') for word in row.replace(',', ' ').split()] for rank, row in enumerate(rows)]
-    problems = [found for row in read for found in row if isinstance(found, Problem)]
-    actions = [[found for found in row if isinstance(found, Action)] for row in read]
+    problems = [entry for row in read for entry in row if isinstance(entry, Problem)]
+    actions = [[entry for entry in row if isinstance(entry, Action)] for row in read]
     stages = sorted({part.stage for row in actions for action in row for part in action.parts})
     if not problems and (not stages or stages != list(range(len(stages)))):
         problems.append(Problem(name, f'stages {stages}', 'number stages from 0 without a gap'))

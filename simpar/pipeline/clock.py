@@ -182,14 +182,14 @@ def _one_step(
 ) -> tuple[list[Any], list[Any]]:
     """When each rank begins and ends, in seconds of one case or arrays of many; ``later`` of two of them."""
     begin, end = dict[int, Any](), [*free]
-    known: dict[int, Any] = {}
+    times: dict[int, Any] = {}
     for task in order.in_turn:
         now = end[task.rank]
         for result, way in task.needs:
-            now = later(now, known[result] + travel[way])
+            now = later(now, times[result] + travel[way])
         begin.setdefault(task.rank, now)
         end[task.rank] = now + lasts[task.work]
-        known |= dict.fromkeys(task.gives, end[task.rank])
+        times |= dict.fromkeys(task.gives, end[task.rank])
     return [begin.get(rank, 0.0) for rank in range(order.ranks)], end
 
 

@@ -23,7 +23,7 @@ def gives(action: Action) -> tuple[Result, ...]:
     # Nearly all actions are one part, and searches ask for hundreds of thousands of them.
     if not action.sub_actions:
         return _gives(action)
-    return tuple(given for part in action.sub_actions for given in _gives(part))
+    return tuple(result for part in action.sub_actions for result in _gives(part))
 
 
 def needs(action: Action, order: Order) -> tuple[Result, ...]:
@@ -68,8 +68,8 @@ def message(action: Action) -> Message | None:
 
 def sends(action: Action, order: Order) -> tuple[tuple[Action, Action], ...]:
     """The sends that the results of an action cause, each with its receive; none where they stay on the rank."""
-    found = (sides_of(result, order) for result in gives(action))
-    return tuple(sides for sides in found if sides)
+    pairs = (sides_of(result, order) for result in gives(action))
+    return tuple(sides for sides in pairs if sides)
 
 
 def sides_of(result: Result, order: Order) -> tuple[Action, Action] | None:
@@ -216,7 +216,7 @@ def with_communication(order: Order, receive: Receive = 'early') -> Order:
 def _early(order: Order) -> Order:
     """Ranks take turns, one action a turn; a receive is written when its send is (as torch's _add_send_recv)."""
     rows: list[list[Action]] = [[] for _ in order.actions]
-    known: list[set[Result]] = [set() for _ in order.actions]
+    results: list[set[Result]] = [set() for _ in order.actions]
     position = [0] * order.ranks
     going = [rank for rank, row in enumerate(order.actions) if row]
     # What each rank's next action needs: asked again each turn, it would be worked out again each turn.
@@ -225,10 +225,10 @@ def _early(order: Order) -> Order:
         # If a full round moves nobody, nobody will ever move.
         moved, ended = False, False
         for rank in going:
-            if not known[rank].issuperset(lacks[rank]):
+            if not results[rank].issuperset(lacks[rank]):
                 continue
             row, at = order.actions[rank], position[rank]
-            _do(order, row[at], rank, rows, known)
+            _do(order, row[at], rank, rows, results)
             position[rank] = at = at + 1
             moved = True
             if at < len(row):
@@ -242,14 +242,14 @@ def _early(order: Order) -> Order:
     return replace(order, actions=tuple(map(tuple, rows)))
 
 
-def _do(order: Order, action: Action, rank: int, rows: list[list[Action]], known: list[set[Result]]) -> None:
+def _do(order: Order, action: Action, rank: int, rows: list[list[Action]], results: list[set[Result]]) -> None:
     rows[rank].append(action)
-    given = gives(action)
+    outputs = gives(action)
     # A W gives nothing to anybody.
-    if not given:
+    if not outputs:
         return
-    known[rank].update(given)
-    for result in given:
+    results[rank].update(outputs)
+    for result in outputs:
         sides = sides_of(result, order)
         if sides:
             send, receive = sides
@@ -259,7 +259,7 @@ def _do(order: Order, action: Action, rank: int, rows: list[list[Action]], known
             # so blocking ends.
             rows[peer].append(receive)
             # Known as soon as it is received; whether the peer then waits for it is the engine's business.
-            known[peer].add(result)
+            results[peer].add(result)
 
 
 _Turn = tuple[Action, ...]
@@ -296,8 +296,8 @@ def _exchanged(turns: Sequence[list[_Turn]], order: Order) -> Order | None:
     if not _ends(exchanges):
         return None
     rows = tuple(_row(own, between, order) for own, between in zip(turns, exchanges, strict=True))
-    found = replace(order, actions=rows)
-    return found if _alike(found) else None
+    new_order = replace(order, actions=rows)
+    return new_order if _alike(new_order) else None
 
 
 def _turns(row: Row) -> list[_Turn]:
@@ -317,11 +317,11 @@ def _all_forwards_first(row: Row) -> bool:
 
 def _exchanges(turns: Sequence[_Turn], order: Order) -> list[_Exchange]:
     """One before each turn, and one behind the last."""
-    given = [tuple(one for action in turn for one in gives(action) if sides_of(one, order)) for turn in turns]
+    outputs = [tuple(one for action in turn for one in gives(action) if sides_of(one, order)) for turn in turns]
     needed = [tuple(one for action in turn for one in needs(action, order)) for turn in turns]
     own = {one for action in chain(*turns) for one in gives(action)}
-    wanted = [tuple(one for one in dict.fromkeys(found) if one not in own) for found in needed]
-    return list(zip([(), *given], [*wanted, ()], strict=True))
+    wanted = [tuple(one for one in dict.fromkeys(inputs) if one not in own) for inputs in needed]
+    return list(zip([(), *outputs], [*wanted, ()], strict=True))
 
 
 def _ends(exchanges: Sequence[Sequence[_Exchange]]) -> bool:
@@ -360,16 +360,16 @@ def _sides(result: Result, order: Order) -> tuple[Action, Action]:
 
 def _alike(order: Order) -> bool:
     """Whether messages from one rank to another are received as they are sent."""
-    found: dict[tuple[int, int], tuple[list[Message], list[Message]]] = {}
+    messages: dict[tuple[int, int], tuple[list[Message], list[Message]]] = {}
     for rank, row in enumerate(order.actions):
         for action in row:
-            told = message(action)
-            if told is None:
+            content = message(action)
+            if content is None:
                 continue
-            kind, stage, _ = told
+            kind, stage, _ = content
             ends = order.placement[stage], order.placement[stage + (1 if kind == 'F' else -1)]
-            found.setdefault(ends, ([], []))[rank == ends[1]].append(told)
-    return all(sent == received for sent, received in found.values())
+            messages.setdefault(ends, ([], []))[rank == ends[1]].append(content)
+    return all(sent == received for sent, received in messages.values())
 
 
 # Arrays: an order's computations by number, with what each needs and gives; searches ask for thousands of orders.
@@ -429,12 +429,12 @@ class Arrays:
         chunk = forward & (self.micro_batch % self.sequence_chunks > 0)
         later = back & ((self.micro_batch + 1) % self.sequence_chunks > 0)
         own = np.where(back, self._activation(0, 0), np.where(weights, self._gradient(0, 0), NONE))
-        found = (
+        columns = (
             np.where(before, self._activation(-1, 0), own),
             np.where(behind, self._gradient(1, 0), NONE),
             np.where(chunk, self._activation(0, -1), np.where(later, self._gradient(0, 1), NONE)),
         )
-        return np.ascontiguousarray(np.concatenate(found).T)
+        return np.ascontiguousarray(np.concatenate(columns).T)
 
     def _activation(self, stage: int, micro_batch: int) -> Ints:
         """The number of what a stage and micro-batch near by gives to the next stage."""
@@ -466,5 +466,5 @@ def arrays_of(order: Order) -> Arrays:
 
 def _columns(actions: Sequence[Action]) -> Ints:
     """Kind, stage and micro-batch, shape [3, actions]."""
-    found = [(_CODE[action.kind], action.stage, action.micro_batch or 0) for action in actions]
-    return np.array(found, dtype=np.int64).reshape(-1, 3).T
+    rows = [(_CODE[action.kind], action.stage, action.micro_batch or 0) for action in actions]
+    return np.array(rows, dtype=np.int64).reshape(-1, 3).T

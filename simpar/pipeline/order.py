@@ -78,23 +78,23 @@ def parse_action(text: str) -> Action:
     first, second = _single(match[1]), _single(match[2])
     # Either part may stand first.
     if sorted((first.kind, second.kind)) not in (['B', 'F'], ['F', 'I']):
-        raise ValueError(f'{_shown(text)} overlaps no forward with a backward; write e.g. (0F7;7B3)OVERLAP_F_B')
+        raise ValueError(f'{_quote(text)} overlaps no forward with a backward; write e.g. (0F7;7B3)OVERLAP_F_B')
     return overlap(first, second)
 
 
 def _single(text: str) -> Action:
     match = _SINGLE.fullmatch(text)
     if match is None:
-        raise ValueError(f'{_shown(text)} is no action; {_EXAMPLE}')
+        raise ValueError(f'{_quote(text)} is no action; {_EXAMPLE}')
     stage, micro_batch = match[1], match[3]
     kind: Kind = match[2]  # type: ignore[assignment]
     if (micro_batch is None) != (kind in SHARDING):
         what = 'has a micro-batch, but is done to the weights' if micro_batch else 'has no micro-batch'
-        raise ValueError(f'{_shown(text)} {what}; {_EXAMPLE}')
+        raise ValueError(f'{_quote(text)} {what}; {_EXAMPLE}')
     return Action(int(stage), kind, None if micro_batch is None else int(micro_batch))
 
 
-def _shown(text: str) -> str:
+def _quote(text: str) -> str:
     return repr(text if len(text) <= 40 else f'{text[:38]}…')
 
 
@@ -190,17 +190,17 @@ def draw(order: Order, here: Collection[tuple[int, int]] = (), around: int | Non
     actions of one line do not run at the same time.
     """
     steps = max([0, *(len(row) for row in order.actions), *(position + 1 for _, position in here)])
-    shown = [step for step in range(steps) if around is None or any(abs(step - at) <= around for _, at in here)]
-    columns = [[str(row[step]) if step < len(row) else '' for step in shown] for row in order.actions]
+    window = [step for step in range(steps) if around is None or any(abs(step - at) <= around for _, at in here)]
+    columns = [[str(row[step]) if step < len(row) else '' for step in window] for row in order.actions]
     heads = [f'Rank {rank}' for rank in range(order.ranks)]
     widths = [max(map(len, [head, *column])) for head, column in zip(heads, columns, strict=True)]
     # Zeros in front, as torch writes them, keep columns straight.
-    labels = [f'Step {step:0{len(str(max(0, steps - 1)))}}: ' for step in shown]
+    labels = [f'Step {step:0{len(str(max(0, steps - 1)))}}: ' for step in window]
     lines = [' ' * len(labels[0] if labels else '') + _cells_row(heads, widths)]
-    for line, (step, label) in enumerate(zip(shown, labels, strict=True)):
+    for line, (step, label) in enumerate(zip(window, labels, strict=True)):
         ranks = sorted(rank for rank, at in here if at == step)
         mark = f' <-- here, rank {", ".join(map(str, ranks))}' if ranks else ''
-        if line and shown[line - 1] != step - 1:
+        if line and window[line - 1] != step - 1:
             lines.append('...')
         # Trailing blanks are kept where a mark follows, so that marks stand in a column.
         lines.append(label + _cells_row([column[line] for column in columns], widths, keep=bool(mark)) + mark)

@@ -79,26 +79,28 @@ def named_order(
     beside a backward, from when on there are both.
     Raises `ScheduleError` for an unknown name, and for counts that the order cannot have.
     """
-    found = family(name)
-    least, most = found.chunks
+    spec = family(name)
+    least, most = spec.chunks
     # 0 stands for what a plan does not say.
     chunks = chunks or least
     _check_counts(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, sequence_chunks=sequence_chunks)
     if not least <= chunks <= most:
         span = str(least) if least == most else f'{least} or more'
         raise order.refuse(name, f'{chunks} chunks on a rank', f'write {span}')
-    if not found.sequences:
+    if not spec.sequences:
         if sequence_chunks > 1:
-            known = ', '.join(key for key, value in ORDERS.items() if value.sequences)
-            raise order.refuse(name, 'does not split the sequence', f'orders that do: {known}')
-        if pairs and not found.pairs:
-            known = ', '.join(key for key, value in ORDERS.items() if value.pairs)
-            raise order.refuse(name, 'has no forward beside a backward, as plan.pairs asks', f'orders that do: {known}')
-        made = {'pairs': True} if pairs and found.pairs == 'made' else {}
-        return found.build(ranks, micro_batches, chunks, **made)
+            choices = ', '.join(key for key, value in ORDERS.items() if value.sequences)
+            raise order.refuse(name, 'does not split the sequence', f'orders that do: {choices}')
+        if pairs and not spec.pairs:
+            choices = ', '.join(key for key, value in ORDERS.items() if value.pairs)
+            raise order.refuse(
+                name, 'has no forward beside a backward, as plan.pairs asks', f'orders that do: {choices}'
+            )
+        made = {'pairs': True} if pairs and spec.pairs == 'made' else {}
+        return spec.build(ranks, micro_batches, chunks, **made)
     if pairs:
         raise order.refuse(name, 'has no forward beside a backward, as plan.pairs asks', 'write 1f1b')
-    return found.build(ranks, micro_batches, chunks, sequence_chunks)
+    return spec.build(ranks, micro_batches, chunks, sequence_chunks)
 
 
 def _check_counts(name: str, **counts: int) -> None:

@@ -194,21 +194,21 @@ class _Grid:
 
     def fill_gaps(self) -> None:
         """Put each W that is missing into the first gap behind its I; the oldest I first."""
-        for rank, taken in enumerate(self._taken):
+        for rank, cells in enumerate(self._taken):
             cell = 0
             for action in self.row(rank):
                 weight = Action(action.stage, 'W', action.micro_batch)
                 if action.kind == 'I' and weight not in self._cells:
-                    cell = next(gap for gap in count(max(cell, self._cells[action] + 1)) if gap not in taken)
+                    cell = next(gap for gap in count(max(cell, self._cells[action] + 1)) if gap not in cells)
                     self.put(weight, cell)
 
     def take_late_weights(self) -> None:
         """Take away every W behind its rank's last F."""
-        for taken in self._taken:
-            last = max(cell for cell, action in taken.items() if action.kind == 'F')
-            for cell, action in list(taken.items()):
+        for cells in self._taken:
+            last = max(cell for cell, action in cells.items() if action.kind == 'F')
+            for cell, action in list(cells.items()):
                 if action.kind == 'W' and cell > last:
-                    del taken[cell], self._cells[action]
+                    del cells[cell], self._cells[action]
 
     def move_forward(self, limit: int) -> None:
         """Move each action of warm-up and cool-down to the first gap behind what it needs that keeps the limit."""
@@ -232,13 +232,13 @@ class _Grid:
 
     def _live(self, rank: int) -> list[int]:
         """Activations alive in each cell of a rank, the cell of their F and that of their W included."""
-        alive, found = 0, []
+        alive, counts = 0, []
         for cell in range(max(self._taken[rank]) + 1):
             action = self._taken[rank].get(cell)
             alive += action is not None and action.kind == 'F'
-            found.append(alive)
+            counts.append(alive)
             alive -= action is not None and action.kind == 'W'
-        return found
+        return counts
 
     def _needs(self, action: Action) -> Iterable[Action]:
         """What must stand before: results of other actions, and the micro-batch before."""
@@ -258,16 +258,16 @@ class _Grid:
 def _later_first(row: Sequence[Action]) -> list[Action]:
     """The row with a W of the later stage first wherever several wait, and then the oldest."""
     waiting: list[tuple[int, int]] = []
-    found = []
+    new_row = []
     for action in row:
         if action.kind == 'I':
             heappush(waiting, (-action.stage, action.micro_batch or 0))
         if action.kind == 'W':
             stage, micro_batch = heappop(waiting)
-            found.append(Action(-stage, 'W', micro_batch))
+            new_row.append(Action(-stage, 'W', micro_batch))
         else:
-            found.append(action)
-    return found
+            new_row.append(action)
+    return new_row
 
 
 def _shift(live: list[int], action: Action, gap: int, cell: int) -> None:

@@ -136,19 +136,19 @@ class Answer(lazy.Table):
     @property
     def kinds(self) -> tuple[tuple[Ranked, ...], ...]:
         """The ranking with plans of equal step and peak together, the simplest of them first."""
-        found: dict[tuple[float, int], list[Ranked]] = {}
+        groups: dict[tuple[float, int], list[Ranked]] = {}
         for one in self.ranking:
-            found.setdefault((one.step, one.peak), []).append(one)
-        return tuple(tuple(sorted(alike, key=lambda one: one.parts)) for alike in found.values())
+            groups.setdefault((one.step, one.peak), []).append(one)
+        return tuple(tuple(sorted(alike, key=lambda one: one.parts)) for alike in groups.values())
 
     @property
     def front(self) -> tuple[Ranked, ...]:
         """Predicted plans than which no other is as fast with less memory, the fastest first."""
-        found: list[Ranked] = []
+        pareto: list[Ranked] = []
         for one in self.ranking:
-            if not found or one.peak < found[-1].peak:
-                found.append(one)
-        return tuple(found)
+            if not pareto or one.peak < pareto[-1].peak:
+                pareto.append(one)
+        return tuple(pareto)
 
     def __repr__(self) -> str:
         # The ranking alone may hold hundreds of plans.
@@ -157,17 +157,17 @@ class Answer(lazy.Table):
         return f'Answer(plans={self.plans}, {best}, gap={self.gap:.3g}, complete={self.complete})'
 
 
-def answer_of(space: Space, found: Found, margin: float, own: Own | None = None) -> Answer:
+def answer_of(space: Space, state: Found, margin: float, own: Own | None = None) -> Answer:
     """The answer of a search. Argument: ``own``, the file's plan; one that the space does not have is ranked, too."""
     ranking = [
-        (path, ranked(space, space.schedule(path), outcome, found.bounds.get(path, 0.0)))
-        for path, outcome in found.outcomes.items()
+        (path, ranked(space, space.schedule(path), outcome, state.bounds.get(path, 0.0)))
+        for path, outcome in state.outcomes.items()
         if outcome.feasible and outcome.figures
     ]
-    infeasible = len(found.outcomes) - len(ranking)
-    if own and own.ranked and found.other < float('inf'):
+    infeasible = len(state.outcomes) - len(ranking)
+    if own and own.ranked and state.other < float('inf'):
         ranking.append(((), own.ranked))
-    pruned = [Pruned(rule=rule, plans=count, example=found.examples[rule]) for rule, count in found.pruned.items()]
+    pruned = [Pruned(rule=rule, plans=count, example=state.examples[rule]) for rule, count in state.pruned.items()]
     return Answer(
         schedule=space.base,
         keys={f'plan.{key}': values for key, values in zip(space.keys, space.values, strict=True)},
@@ -175,7 +175,7 @@ def answer_of(space: Space, found: Found, margin: float, own: Own | None = None)
         infeasible=infeasible,
         pruned=tuple(sorted(pruned, key=lambda one: (-one.plans, one.rule))),
         plans=space.count,
-        **{name: getattr(found, name) for name in ('open', 'least', 'gap', 'complete', 'nodes')},
+        **{name: getattr(state, name) for name in ('open', 'least', 'gap', 'complete', 'nodes')},
         margin=margin,
         never_bounded=space.never_bounded,
         own=own,
@@ -205,17 +205,17 @@ USUAL: Final = 0.03
 """Where nobody measured pairs of plans."""
 
 
-def with_noise(answer: Answer, asked: float | None) -> Answer:
+def with_noise(answer: Answer, margin: float | None) -> Answer:
     """The answer with the noise of its best plan.
 
-    Arguments: ``asked``, the share that the file asks for; None: as measured, else ``USUAL``.
+    Arguments: ``margin``, the share that the file asks for; None: as measured, else ``USUAL``.
     """
-    if asked is not None:
-        return replace(answer, margin=asked, noise='as the file asks')
+    if margin is not None:
+        return replace(answer, margin=margin, noise='as the file asks')
     if answer.best is None:
         return answer
-    found = measured(answer.best.schedule)
-    return replace(answer, margin=found[0], noise=found[1]) if found else answer
+    noise = measured(answer.best.schedule)
+    return replace(answer, margin=noise[0], noise=noise[1]) if noise else answer
 
 
 def measured(schedule: Schedule) -> tuple[float, str] | None:
@@ -291,8 +291,8 @@ def robust(answer: Answer, *, jobs: int | None = 1, scheduler: str = '') -> Robu
     cases = tuple(worse(plans[0].schedule))
     # Plans of a space differ in their plan alone.
     schedules = [replace(changed, plan=one.schedule.plan) for _, changed in cases for one in plans]
-    found = predict_all(schedules, Way(jobs=jobs, scheduler=scheduler))
-    rows = [found[start : start + len(plans)] for start in range(0, len(found), len(plans))]
+    outcomes = predict_all(schedules, Way(jobs=jobs, scheduler=scheduler))
+    rows = [outcomes[start : start + len(plans)] for start in range(0, len(outcomes), len(plans))]
     trials = [Trial(name=name, steps=tuple(map(_step_of, row))) for (name, _), row in zip(cases, rows, strict=True)]
     as_it_is = Trial(name='as it is', steps=tuple(one.step for one in plans))
     return Robustness(plans=plans, trials=(as_it_is, *trials), margin=answer.margin)
@@ -390,11 +390,11 @@ def why(answer: Answer) -> Prediction | None:
         return None
     if sum(len(role) for one in (mine, others) for role in one.program.roles) > LONGEST:
         return None
-    found = predict(
+    prediction = predict(
         mine.program, others.program, mine.cluster, names=(_differs(choice, other), _differs(other, choice))
     )
-    below = replace(found.baseline, throughput=others.throughput) if found.baseline else None
-    return replace(found, baseline=below, throughput=mine.throughput)
+    below = replace(prediction.baseline, throughput=others.throughput) if prediction.baseline else None
+    return replace(prediction, baseline=below, throughput=mine.throughput)
 
 
 def rival(answer: Answer) -> Ranked | None:

@@ -305,13 +305,13 @@ def _lasts(parts: Sequence[Part], spans: Sequence[Span], travel: float, *, slowe
     return Lasts(last, ready, last, ready)
 
 
-def _issued(found: Lasts, work: Work, spans: Sequence[Span], copies: int) -> Lasts:
+def _issued(lasts: Lasts, work: Work, spans: Sequence[Span], copies: int) -> Lasts:
     """The same with all that the host issues meanwhile. Argument: ``spans``, of the parts."""
     # Copies of a forward and of its backward are issued among each other.
     if not work.issued or (copies > 1 and work.parts[0][0].endswith('+')):
-        return found
+        return lasts
     issued = SURELY * sum(one.issued for one in spans)
-    return found._replace(last=max(found.last, issued), behind=max(found.behind, issued))
+    return lasts._replace(last=max(lasts.last, issued), behind=max(lasts.behind, issued))
 
 
 def held_up(works: Mapping[Work, Lasts], exposed: Mapping[tuple[str, int], float]) -> Mapping[Work, Lasts]:
@@ -373,9 +373,9 @@ def least_busy(stages: Sequence[Stage], timed: Timed, copies: int, *, serial: bo
             lasts += stage.doing('F', slowed=work.slowed).busy * (1 - 1 / copies)
         # What is made again comes before what is received is needed, and is not told apart here.
         free = early and (len(parts) > 1 or kind[0] in 'BI')
-        found = Lasts(lasts, ready, 0.0 if free else lasts, 0.0 if free else ready)
+        task_lasts = Lasts(lasts, ready, 0.0 if free else lasts, 0.0 if free else ready)
         whole = [stage.span(kind[0], slowed=False) for kind, stage in parts if kind in WHOLE]
-        seconds[work] = _issued(found, work, whole, sample.copies)
+        seconds[work] = _issued(task_lasts, work, whole, sample.copies)
     return seconds
 
 
@@ -426,8 +426,8 @@ class Sums:
         # Two messages that are slowed beside computation may fill their link together.
         load = np.maximum(0.0, self.load + more - idle)
         sent = each_hidden(self.alone, self.slowed, load, speeds.unstretched)
-        found: Floats = np.maximum(sent, self.issued) * SURELY + idle
-        return found
+        seconds: Floats = np.maximum(sent, self.issued) * SURELY + idle
+        return seconds
 
 
 def sums_of(stages: Sequence[Stage], placement: Sequence[int], times: float) -> list[Sums]:

@@ -189,8 +189,8 @@ class Timed:
         each = np.array([seconds[work] for work in self.works], dtype=np.float64).reshape(-1, 4)[self.work]
         # From one end to the next all steps are alike where all ranks begin them together.
         steps, behind = 1 if tail.together else STEPS, np.array(tail.seconds)
-        given = self.before.start, self.before.item, each, behind, tail.together, steps
-        return float(period.compiled(self.rank, *given, np.zeros(self.ranks), np.zeros(len(self.work))))
+        arguments = self.before.start, self.before.item, each, behind, tail.together, steps
+        return float(period.compiled(self.rank, *arguments, np.zeros(self.ranks), np.zeros(len(self.work))))
 
     def row(self, rank: int) -> tuple[Ints, Ints, Bools]:
         """What a rank does, a forward and a backward of an overlap as two: kind, stage, and whether it is joined."""
@@ -207,12 +207,12 @@ class Timed:
 
     def unslowed(self) -> dict[tuple[str, int], int]:
         """How many actions of each kind and stage are not surely slowed."""
-        found: dict[tuple[str, int], int] = {}
+        counts: dict[tuple[str, int], int] = {}
         count = np.bincount(self.work, minlength=len(self.works)).tolist()
         for (parts, slowed, *_), times in zip(self.works, count, strict=True):
             for kind, stage in () if slowed else parts:
-                found[kind[0], stage] = found.get((kind[0], stage), 0) + times
-        return found
+                counts[kind[0], stage] = counts.get((kind[0], stage), 0) + times
+        return counts
 
 
 def timed(order: pipeline.Order, *, awaited: bool, hosts_wait: bool = False) -> Timed:
@@ -221,47 +221,47 @@ def timed(order: pipeline.Order, *, awaited: bool, hosts_wait: bool = False) -> 
     Arguments: ``awaited``: receives are posted as early as can be, and what waits for its peer slows computation;
     ``hosts_wait``: a host waits for all that it has issued behind each exchange of messages.
     """
-    found = arrays_of(order)
-    turn, before = _in_turn(found)
-    ranks = found.rank
+    arrays = arrays_of(order)
+    turn, before = _in_turn(arrays)
+    ranks = arrays.rank
     rank = ranks[turn]
     until = np.zeros(order.ranks, dtype=np.int64)
     if awaited:
         clock = np.zeros((len(rank), order.ranks), dtype=np.int64)
         own = np.zeros((order.ranks, order.ranks), dtype=np.int64)
         slowed_until.compiled(rank, before.start, before.item, clock, own, until)
-    joined = _joined(found, ranks)
+    joined = _joined(arrays, ranks)
     # The last of them may have handed on its result, and still compute.
-    slowed = np.arange(len(ranks)) - found.begin[ranks] < until[ranks] - 1
-    issued = _behind_sends(found, order) if hosts_wait else np.zeros(len(ranks), dtype=np.bool_)
-    works, work = _works(found, joined, slowed, issued)
+    slowed = np.arange(len(ranks)) - arrays.begin[ranks] < until[ranks] - 1
+    issued = _behind_sends(arrays, order) if hosts_wait else np.zeros(len(ranks), dtype=np.bool_)
+    works, work = _works(arrays, joined, slowed, issued)
     count = np.bincount(work, minlength=len(works)).tolist()
     ended: Counter[tuple[str, int]] = Counter()
     for one, times in zip(works, count, strict=True):
         if one.ended:
             ended[one.does] += times
-    return Timed(order.ranks, tuple(order.placement), works, work[turn], rank, before, found, joined, dict(ended))
+    return Timed(order.ranks, tuple(order.placement), works, work[turn], rank, before, arrays, joined, dict(ended))
 
 
-def _in_turn(found: Arrays) -> tuple[Ints, program.Csr]:
+def _in_turn(arrays: Arrays) -> tuple[Ints, program.Csr]:
     """Computations, each behind what it needs; and of each in turn those of other ranks that it waits for.
 
     What a rank has done itself it has done in order; only what comes from others is waited for.
     """
-    needs, gives = found.needs(), found.gives()
-    turn, giver = np.zeros(len(gives), dtype=np.int64), np.full(found.results, NONE, dtype=np.int64)
+    needs, gives = arrays.needs(), arrays.gives()
+    turn, giver = np.zeros(len(gives), dtype=np.int64), np.full(arrays.results, NONE, dtype=np.int64)
     start, item = np.zeros(len(gives) + 1, dtype=np.int32), np.zeros(needs.size, dtype=np.int32)
-    count = in_turn.compiled(found.begin, needs, gives, found.rank, turn, start, item, giver)
+    count = in_turn.compiled(arrays.begin, needs, gives, arrays.rank, turn, start, item, giver)
     return turn[:count], program.Csr(start[: count + 1], item[: start[count]].copy())
 
 
-def _joined(found: Arrays, rank: Ints) -> Bools:
+def _joined(arrays: Arrays, rank: Ints) -> Bools:
     """Which are a last stage's forward with its backward right behind it, or that backward: they are done as one.
 
     Behind any other stage's forward its backward waits for other ranks.
     """
-    kind, stage, micro_batch = found.kind[0], found.stage[0], found.micro_batch[0]
-    alone = (found.kind[1] == NONE) & (stage == found.stages - 1)
+    kind, stage, micro_batch = arrays.kind[0], arrays.stage[0], arrays.micro_batch[0]
+    alone = (arrays.kind[1] == NONE) & (stage == arrays.stages - 1)
     back = (kind == KINDS.index('B')) | (kind == KINDS.index('I'))
     same = (micro_batch[:-1] == micro_batch[1:]) & (rank[:-1] == rank[1:])
     both = alone[:-1] & alone[1:] & same & (kind[:-1] == KINDS.index('F')) & back[1:]
@@ -271,35 +271,35 @@ def _joined(found: Arrays, rank: Ints) -> Bools:
     return joined
 
 
-def _behind_sends(found: Arrays, order: pipeline.Order) -> Bools:
+def _behind_sends(arrays: Arrays, order: pipeline.Order) -> Bools:
     """Which computations stand right behind a send: what is given to another rank is sent before all that follows.
 
     With several stages on a rank a backward may be in one exchange with the forward before it.
     """
     placement = np.array([*order.placement, NONE])
-    own, kind = placement[found.stage], found.kind
+    own, kind = placement[arrays.stage], arrays.kind
     back = (kind == KINDS.index('B')) | (kind == KINDS.index('I'))
-    to_next = (kind == KINDS.index('F')) & (found.stage + 1 < found.stages) & (placement[found.stage + 1] != own)
-    to_last = back & (found.stage > 0) & (placement[found.stage - 1] != own)
+    to_next = (kind == KINDS.index('F')) & (arrays.stage + 1 < arrays.stages) & (placement[arrays.stage + 1] != own)
+    to_last = back & (arrays.stage > 0) & (placement[arrays.stage - 1] != own)
     sends = (to_next | to_last).any(axis=0)
     pair = (kind[0][:-1] == KINDS.index('F')) & (kind[0][1:] == KINDS.index('B')) & (order.stages > order.ranks)
     behind: Bools = np.zeros(len(sends), dtype=np.bool_)
     behind[1:] = sends[:-1] & ~pair
     # The first of a rank is behind another rank's last.
-    behind[found.begin[:-1][found.begin[:-1] < len(behind)]] = False
+    behind[arrays.begin[:-1][arrays.begin[:-1] < len(behind)]] = False
     return behind
 
 
-def _works(found: Arrays, joined: Bools, slowed: Bools, issued: Bools) -> tuple[tuple[Work, ...], Ints]:
+def _works(arrays: Arrays, joined: Bools, slowed: Bools, issued: Bools) -> tuple[tuple[Work, ...], Ints]:
     """All that there is to do, each once, and which of it each computation is."""
-    kinds, many = len(KINDS), found.stages + 1
-    first = (found.kind[0] * 2 + joined) * many + found.stage[0]
-    second = (found.kind[1] + 1) * many + found.stage[1] + 1
+    kinds, many = len(KINDS), arrays.stages + 1
+    first = (arrays.kind[0] * 2 + joined) * many + arrays.stage[0]
+    second = (arrays.kind[1] + 1) * many + arrays.stage[1] + 1
     # The first of a rank is behind no exchange of its step, so the last has none behind it.
-    ended = (found.kind[1] == NONE) & np.append(issued[1:], False)
+    ended = (arrays.kind[1] == NONE) & np.append(issued[1:], False)
     code = (((first * (kinds + 1) * many + second) * 2 + slowed) * 2 + issued) * 2 + ended
     _, where, work = np.unique(code, return_index=True, return_inverse=True)
-    kind, stage = found.kind[:, where].T.tolist(), found.stage[:, where].T.tolist()
+    kind, stage = arrays.kind[:, where].T.tolist(), arrays.stage[:, where].T.tolist()
     works = []
     for place, own, on in zip(where.tolist(), kind, stage, strict=True):
         parts = [(KINDS[one], at) for one, at in zip(own, on, strict=True) if one != NONE]
@@ -338,8 +338,8 @@ def moments_of(timed: Timed, rank: int) -> Moments:
     """The moments of a rank, worked out once for all plans of an order."""
     if rank not in timed.known:
         timed.known[rank] = _moments(timed, rank)
-    known: Moments = timed.known[rank]
-    return known
+    moments: Moments = timed.known[rank]
+    return moments
 
 
 def _moments(timed: Timed, rank: int) -> Moments:
@@ -349,10 +349,10 @@ def _moments(timed: Timed, rank: int) -> Moments:
     columns = [kind, own, joined.astype(np.int64)]
     for stage in range(len(mine)):
         columns += _of_stage(*((own == stage) & (kind == number) for number in range(len(KINDS))))
-    found = np.unique(np.stack(columns), axis=1)
-    of_stages = [found[3 + each :: 4] for each in range(4)]
+    rows = np.unique(np.stack(columns), axis=1)
+    of_stages = [rows[3 + each :: 4] for each in range(4)]
     return Moments(
-        found[0], found[1], found[2] > 0, of_stages[0], of_stages[1], of_stages[2] > 0, of_stages[3] > 0
+        rows[0], rows[1], rows[2] > 0, of_stages[0], of_stages[1], of_stages[2] > 0, of_stages[3] > 0
     )  # fmt: skip
 
 

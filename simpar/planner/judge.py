@@ -288,22 +288,22 @@ class Workers:
         self._processes: dict[Connection, BaseProcess] = {}
         self._spent = 0.0
 
-    def judge(self, asked: Sequence[Asked]) -> list[Judged]:
+    def judge(self, nodes: Sequence[Asked]) -> list[Judged]:
         """Judge some nodes. Raises ``RunFailed`` where a process dies."""
         if self._spent > REPAYS and self._jobs > 1 and not self._processes:
             self._processes = run.start(self._jobs, partial(_answering, self._space, self._judge.until))
         begin = time.perf_counter()
-        found = self._shared(asked) if self._processes else [self._judge(*one) for one in asked]
+        judgements = self._shared(nodes) if self._processes else [self._judge(*one) for one in nodes]
         self._spent += time.perf_counter() - begin
-        return found
+        return judgements
 
-    def _shared(self, asked: Sequence[Asked]) -> list[Judged]:
+    def _shared(self, nodes: Sequence[Asked]) -> list[Judged]:
         """Judge nodes in processes, each the same part of all nodes every time, as it has their samples."""
         processes = [*self._processes]
-        parts = [_share_of(self._space, one[0]) % len(processes) for one in asked]
+        parts = [_share_of(self._space, one[0]) % len(processes) for one in nodes]
         for number, connection in enumerate(processes):
             with suppress(BrokenPipeError):
-                connection.send([one for one, part in zip(asked, parts, strict=True) if part == number])
+                connection.send([one for one, part in zip(nodes, parts, strict=True) if part == number])
         # Each answers in the order in which it was asked.
         return [run.received(processes[part], DIED) for part in parts]
 

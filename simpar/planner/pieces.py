@@ -129,7 +129,7 @@ def windows(
     alone, slowed = (
         np.concatenate([[0.0], np.cumsum(np.array(seconds)[ops] * computes)]) for seconds in (work.alone, work.slowed)
     )
-    found: dict[int, list[tuple[int, float]]] = {}
+    by_place: dict[int, list[tuple[int, float]]] = {}
     for stream in set(streams):
         sent = sorted(
             (behind[place], work.wire[op], ahead[place])
@@ -147,26 +147,26 @@ def windows(
             ends, sums = ends[last], np.cumsum(wire[inside])[last]
             least = each_hidden(alone[ends] - alone[first], slowed[ends] - slowed[first], sums, work.speeds) * SURELY
             for place, seconds in zip(ends.tolist(), least.tolist(), strict=True):
-                found.setdefault(place, []).append((first, seconds))
-    return found
+                by_place.setdefault(place, []).append((first, seconds))
+    return by_place
 
 
 def last_ahead(before: Sequence[Sequence[int]], computes: Sequence[bool]) -> list[int]:
     """For each place the last compute op that it surely is behind; -1 where there is none."""
-    found: list[int] = []
+    places: list[int] = []
     for needs in before:
-        found.append(max((one if computes[one] else found[one] for one in needs), default=-1))
-    return found
+        places.append(max((one if computes[one] else places[one] for one in needs), default=-1))
+    return places
 
 
 def first_behind(before: Sequence[Sequence[int]], computes: Sequence[bool]) -> list[int]:
     """For each place the first compute op that is surely behind it; past the end where there is none."""
-    found = [len(before)] * len(before)
+    places = [len(before)] * len(before)
     for place in range(len(before) - 1, -1, -1):
-        reach = place if computes[place] else found[place]
+        reach = place if computes[place] else places[place]
         for need in before[place]:
-            found[need] = min(found[need], reach)
-    return found
+            places[need] = min(places[need], reach)
+    return places
 
 
 _LAYER: Final = re.compile(r'(?:d:)?layer(\d+)\.(.*)')
@@ -180,8 +180,8 @@ PARTS: Final = {'F': ('F',), 'B': ('I', 'W'), 'I': ('I',), 'W': ('W',)}
 
 def does_of(name: str) -> tuple[int | None, str]:
     """The layer that an op or tensor belongs to, and what it does there; no layer: an empty name."""
-    found = _LAYER.match(name)
-    return (int(found[1]), found[2]) if found else (None, '')
+    match = _LAYER.match(name)
+    return (int(match[1]), match[2]) if match else (None, '')
 
 
 def layer_of(name: str) -> int | None:
@@ -220,8 +220,8 @@ class Ops:
     @cached_property
     def classes(self) -> list[int]:
         """The op class of each."""
-        found: list[int] = self.role.op_class[self.slots].tolist()
-        return found
+        indices: list[int] = self.role.op_class[self.slots].tolist()
+        return indices
 
     @cached_property
     def ops(self) -> list[OpClass]:
@@ -231,8 +231,8 @@ class Ops:
     @cached_property
     def streams(self) -> list[int]:
         """The stream that each is on."""
-        found: list[int] = self.role.stream[self.slots].tolist()
-        return found
+        numbers: list[int] = self.role.stream[self.slots].tolist()
+        return numbers
 
     @cached_property
     def computes(self) -> list[bool]:
@@ -249,14 +249,14 @@ class Ops:
         """The places of those that each waits for, the one before it in its stream among them."""
         number = {slot: place for place, slot in enumerate(self.slots)}
         needs, latest = self.role.need, dict[int, int]()
-        found = []
+        by_place = []
         for place, (slot, stream) in enumerate(zip(self.slots, self.streams, strict=True)):
             waits = [number[need] for need in needs.items(slot) if need in number]
             if stream in latest:
                 waits.append(latest[stream])
             latest[stream] = place
-            found.append(waits)
-        return found
+            by_place.append(waits)
+        return by_place
 
     @cached_property
     def ahead(self) -> list[int]:
@@ -351,13 +351,13 @@ def mark_of(actions: Sequence[Ops], *, alike: bool) -> str | None:
     next layer; else a piece would be of two kinds, and begins with the first op of its own.
     """
     apart = any(one.role.copy.any() for one in actions)
-    found: list[list[str]] = []
+    mark_names: list[list[str]] = []
     for one in actions:
         marks = one.marks if alike else dict(list(one.marks.items())[:1])
-        found.append([name for name, each in marks.items() if not apart or one.in_step(each, alike=alike)])
+        mark_names.append([name for name, each in marks.items() if not apart or one.in_step(each, alike=alike)])
     if not alike:
-        return '' if all(found) or not apart else None
-    return next((name for name in found[-1] if all(name in names for names in found)), None if apart else '')
+        return '' if all(mark_names) or not apart else None
+    return next((name for name in mark_names[-1] if all(name in names for names in mark_names)), None if apart else '')
 
 
 UNREACHED: Final = -np.inf

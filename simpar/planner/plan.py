@@ -76,11 +76,11 @@ class Planning:
             if note:
                 note(f'{answers.own_in_words(own)}; the search begins with it')
 
-            def told(found: Found) -> None:
+            def told(state: Found) -> None:
                 if tell:
-                    tell(answers.answer_of(self.space, found, margin, own))
+                    tell(answers.answer_of(self.space, state, margin, own))
 
-            found = Search(
+            state = Search(
                 self.space,
                 judge,
                 lambda paths: self._predicted(paths, replace(way, processes=those.predict if those.ready else None)),
@@ -92,7 +92,7 @@ class Planning:
                 None if place is None else (place, own.outcome),
                 own.ranked.step if own.ranked and own.fits and own.allowed and place is None else float('inf'),
             )
-        return answers.with_noise(answers.answer_of(self.space, found, margin, own), planner.margin)
+        return answers.with_noise(answers.answer_of(self.space, state, margin, own), planner.margin)
 
     def _own(self, place: Path | None, way: Way) -> Own:
         """The file's plan, predicted. Argument: ``place``, among the plans of the space."""
@@ -100,8 +100,8 @@ class Planning:
         alone = replace(self.schedule, against={}, sweep=None, planner=None)
         schedule = alone if place is None else self.space.schedule(place)
         (outcome,) = self._outcomes([schedule], way)
-        asked = [key for key, values in planner.keys.items() if values not in (contents.FREE, contents.FIXED)]
-        names = [key.removeprefix('plan.') for key in asked]
+        keys = [key for key, values in planner.keys.items() if values not in (contents.FREE, contents.FIXED)]
+        names = [key.removeprefix('plan.') for key in keys]
         return Own(
             outcome=outcome,
             ranked=answers.ranked(self.space, schedule, outcome) if outcome.figures else None,
@@ -144,13 +144,13 @@ def load_planning(path: Source, overrides: Sequence[str] = (), *, module: str = 
 
 def _once(note: Note) -> Note:
     """Notes of a journal, which is asked anew in each round: not those of rows that other rounds want."""
-    told: list[str] = []
+    texts: list[str] = []
 
     def tell(text: str) -> None:
         finished = ' are finished in ' in text
-        if ' are left out: ' in text or (finished and told):
+        if ' are left out: ' in text or (finished and texts):
             return
-        told.extend([text] if finished else [])
+        texts.extend([text] if finished else [])
         note(f'rows {text.partition(" rows ")[2]}' if finished else text)
 
     return tell
@@ -176,14 +176,14 @@ def _other_values(path: Source, overrides: Sequence[str], module: str, wrong: Sc
     except (ScheduleError, TypeError, KeyError):
         # More is wrong than this section: that comes first.
         return []
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for key, values in keys.items():
-        told = any(str(key) in f'{one.where} {one.what}' for one in wrong.problems)
-        if told or not isinstance(values, list) or str(key).removeprefix('plan.') not in PLAN_KEYS:
+        is_named = any(str(key) in f'{one.where} {one.what}' for one in wrong.problems)
+        if is_named or not isinstance(values, list) or str(key).removeprefix('plan.') not in PLAN_KEYS:
             continue
         for value in values:
-            _typed(tree.where(('planner', 'keys', str(key))), str(key), value, found)
-    return found
+            _typed(tree.where(('planner', 'keys', str(key))), str(key), value, problems)
+    return problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -225,16 +225,16 @@ def sizes(
     Arguments: ``counts``, devices; ``search`` plans one of them.
     Raises ``ScheduleError`` with every count that the nodes do not make.
     """
-    found = []
+    size_list = []
     for count, one in zip(counts, _plannings(planning, counts), strict=True):
         answer = search(one)
         if answer.choice is None:
-            found.append(Size(devices=count, answer=answer))
+            size_list.append(Size(devices=count, answer=answer))
             continue
         throughput = case.case_of(answer.choice.schedule).throughput
         run = training_run(budget, throughput, answer.choice.step) if budget else None
-        found.append(Size(devices=count, answer=answer, throughput=throughput, run=run))
-    return Sizes(found=tuple(found), budget=budget)
+        size_list.append(Size(devices=count, answer=answer, throughput=throughput, run=run))
+    return Sizes(found=tuple(size_list), budget=budget)
 
 
 def _plannings(planning: Planning, counts: Sequence[int]) -> list[Planning]:
@@ -335,11 +335,13 @@ def plan(
 
 def explained(answer: Answer, *, jobs: int | None = 1, scheduler: str = '') -> Planned:
     """The answer with why, and robustness; an interrupt leaves out what is not known yet."""
-    found = Planned(answer=answer)
+    explanation = Planned(answer=answer)
     if not answer.complete:
-        return found
+        return explanation
     try:
-        found = Planned(answer=answer, why=answers.why(answer))
-        return Planned(answer=answer, why=found.why, robustness=answers.robust(answer, jobs=jobs, scheduler=scheduler))
+        explanation = Planned(answer=answer, why=answers.why(answer))
+        return Planned(
+            answer=answer, why=explanation.why, robustness=answers.robust(answer, jobs=jobs, scheduler=scheduler)
+        )
     except KeyboardInterrupt:
-        return found
+        return explanation

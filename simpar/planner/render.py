@@ -67,19 +67,19 @@ def _plain_why(why: Prediction | None) -> dict[str, Any] | None:
     return {'runner_up': why.baseline.name, 'step': why.baseline.step, 'against': why.name, 'explanation': rows}
 
 
-def _plain_robust(found: Robustness | None) -> dict[str, Any] | None:
-    if found is None:
+def _plain_robust(robustness: Robustness | None) -> dict[str, Any] | None:
+    if robustness is None:
         return None
     trials = [
         {
             'name': trial.name,
             'steps': [step if isfinite(step) else None for step in trial.steps],
             'fastest': trial.best,
-            'holds': found.holds(trial),
+            'holds': robustness.holds(trial),
         }
-        for trial in found.trials
+        for trial in robustness.trials
     ]
-    return {'plans': [_plain(one) for one in found.plans], 'trials': trials}
+    return {'plans': [_plain(one) for one in robustness.plans], 'trials': trials}
 
 
 def _plain(one: Ranked) -> dict[str, Any]:
@@ -104,8 +104,8 @@ _RULES: Final = {
 def render(answer: Answer, why: Prediction | None = None, robustness: Robustness | None = None) -> str:
     """The screen. Arguments: ``why`` the rival loses, and ``robustness``, where they are known."""
     parts = [_head(answer), _ranking(answer), _why(why), _robust(robustness), _front(answer), _pruned(answer)]
-    found = ['\n'.join(part) for part in parts]
-    return '\n\n'.join(part for part in found if part) + '\n'
+    texts = ['\n'.join(part) for part in parts]
+    return '\n\n'.join(part for part in texts if part) + '\n'
 
 
 def _head(answer: Answer) -> Iterator[str]:
@@ -132,9 +132,9 @@ def _gain(own: Own, choice: Ranked) -> str:
         return f'{own_in_words(own)}.'
     if own.ranked.schedule.plan == choice.schedule.plan:
         return "This is the file's own plan: no plan that is known is faster by more than noise."
-    asked = '' if own.allowed else ', which the planner section rules out'
-    found = than(choice.step, own.ranked.step)
-    return f"{found[0].upper()}{found[1:]} the file's own plan{asked}: {words(own.ranked)}. {own_in_words(own)}."
+    note = '' if own.allowed else ', which the planner section rules out'
+    sentence = than(choice.step, own.ranked.step)
+    return f"{sentence[0].upper()}{sentence[1:]} the file's own plan{note}: {words(own.ranked)}. {own_in_words(own)}."
 
 
 def _class(answer: Answer, best: Ranked, choice: Ranked) -> str:
@@ -153,18 +153,18 @@ def proven(answer: Answer) -> str:
         return f'Not proven: {wrong}, so bounds do not hold here. Please report this schedule.'
     bounded = _count(answer.plans - answer.never_bounded)
     if answer.gap == 0:
-        found = f'Proven: none of {bounded} plans is faster than {format_time(answer.least)}.'
+        text = f'Proven: none of {bounded} plans is faster than {format_time(answer.least)}.'
     elif answer.least == 0:
-        found = f'Nothing is proven yet of {bounded} plans: some of them have no bound.'
+        text = f'Nothing is proven yet of {bounded} plans: some of them have no bound.'
     else:
         share = f'no plan of {bounded} can be faster than the fastest by more than {answer.gap:.2%}'
-        found = f'Proven: {share} (least open step {format_time(answer.least)}).'
+        text = f'Proven: {share} (least open step {format_time(answer.least)}).'
     if not answer.never_bounded:
-        return found
+        return text
     keys = [key for key in BOUNDED if len(answer.keys.get(f'plan.{key}', ())) > 1]
     what = ', '.join(f'plan.{key} other than {BOUNDED[key][0]}' for key in keys)
     share = f'{answer.never_bounded / answer.plans:.1%} of all plans'
-    return f'{found} {_count(answer.never_bounded)} others, {share}, were never bounded ({what}).'
+    return f'{text} {_count(answer.never_bounded)} others, {share}, were never bounded ({what}).'
 
 
 def _ranking(answer: Answer) -> Iterator[str]:
@@ -178,21 +178,21 @@ def _ranking(answer: Answer) -> Iterator[str]:
 def ranking_cells(answer: Answer) -> list[list[str]]:
     """Heads, and the first kinds of plans: those with equal figures are one row."""
     kinds = answer.kinds[:_ROWS]
-    shown = [kind[0] for kind in kinds]
+    plans = [kind[0] for kind in kinds]
     # The keys in which shown plans differ.
-    keys = [key for key in shown[0].settings if len({repr(one.settings[key]) for one in shown}) > 1]
+    keys = [key for key in plans[0].settings if len({repr(one.settings[key]) for one in plans}) > 1]
     heads = ['', 'step', 'behind', 'peak', 'bound', *(key.removeprefix('plan.') for key in keys), '']
     rows = [
         [
             f'{place}{"*" if answer.choice in kind else ""}',
             format_time(one.step),
-            f'{one.step / shown[0].step - 1:.1%}',
+            f'{one.step / plans[0].step - 1:.1%}',
             format_size(one.peak),
             f'{one.bound / one.step:.0%}',
             *(_value(one.settings[key]) for key in keys),
             f'and {len(kind) - 1} with equal figures' if len(kind) > 1 else '',
         ]
-        for place, (one, kind) in enumerate(zip(shown, kinds, strict=True), 1)
+        for place, (one, kind) in enumerate(zip(plans, kinds, strict=True), 1)
     ]
     return [heads, *rows]
 
@@ -209,31 +209,31 @@ def _why(why: Prediction | None) -> Iterator[str]:
     yield from (f'  {line}' for line in _lines([row for row in zip(*cells, strict=True) if row[1] != '0']))
 
 
-def _robust(found: Robustness | None) -> Iterator[str]:
-    if found is None or len(found.plans) < 2:
+def _robust(robustness: Robustness | None) -> Iterator[str]:
+    if robustness is None or len(robustness.plans) < 2:
         return
-    yield f'If something is worse, the choice beside the {len(found.plans) - 1} next:'
-    yield from (f'  {line}' for line in _lines(robust_cells(found)))
+    yield f'If something is worse, the choice beside the {len(robustness.plans) - 1} next:'
+    yield from (f'  {line}' for line in _lines(robust_cells(robustness)))
 
 
-def robust_cells(found: Robustness) -> list[list[str]]:
+def robust_cells(robustness: Robustness) -> list[list[str]]:
     """Heads, and a row for everything that is made worse."""
-    return [['', 'step', 'longer', 'the choice is'], *_trials(found, [words(one) for one in found.plans])]
+    return [['', 'step', 'longer', 'the choice is'], *_trials(robustness, [words(one) for one in robustness.plans])]
 
 
-def _trials(found: Robustness, named: Sequence[str]) -> Iterator[list[str]]:
+def _trials(robustness: Robustness, named: Sequence[str]) -> Iterator[list[str]]:
     """A row of cells for each trial. Argument: ``named``, what the plans are called."""
-    first = found.trials[0].steps[0]
-    for trial in found.trials:
+    first = robustness.trials[0].steps[0]
+    for trial in robustness.trials:
         own = trial.steps[0]
         if own == float('inf'):
             yield [trial.name, 'does not fit', '', f'beaten by {named[trial.best]}']
             continue
-        slower = f'{own / first - 1:+.1%}' if trial is not found.trials[0] else ''
-        behind = f'{found.behind(trial):.1%}'
+        slower = f'{own / first - 1:+.1%}' if trial is not robustness.trials[0] else ''
+        behind = f'{robustness.behind(trial):.1%}'
         if trial.best == 0:
             verdict = 'the fastest'
-        elif found.holds(trial):
+        elif robustness.holds(trial):
             verdict = f'within noise of the fastest ({behind} behind)'
         else:
             verdict = f'{behind} behind {named[trial.best]}'
@@ -258,9 +258,9 @@ def _pruned(answer: Answer) -> Iterator[str]:
     yield from (f'  {line}' for line in _lines(rows))
 
 
-def _value(found: Any) -> str:
+def _value(content: Any) -> str:
     """A value as a cell has it."""
-    return str(found).lower() if isinstance(found, bool) else str(found)
+    return str(content).lower() if isinstance(content, bool) else str(content)
 
 
 def _count(number: int) -> str:
@@ -318,40 +318,40 @@ def front_picture(answer: Answer) -> Figure:
     return figure
 
 
-def sizes_picture(found: Sizes) -> Figure:
+def sizes_picture(sizes: Sizes) -> Figure:
     """Cost and time on every number of devices. Raises ``ValueError`` where no plan is known on any."""
-    front = found.front
+    front = sizes.front
     if not front:
         raise ValueError('no plan is known, so there is nothing to draw')
     figure = new_figure(_HEIGHT)
     axes = figure.add_axes(_PLACE)
-    factor, unit = (1 / 86400, 'days') if found.budget else time_unit(front[0].time)
-    known = [one for one in found.found if one.choice and one.time < float('inf')]
-    _points(axes, [(one.time * factor, one.cost) for one in known], HIDDEN, 'the best plan of a size')
+    factor, unit = (1 / 86400, 'days') if sizes.budget else time_unit(front[0].time)
+    points = [one for one in sizes.found if one.choice and one.time < float('inf')]
+    _points(axes, [(one.time * factor, one.cost) for one in points], HIDDEN, 'the best plan of a size')
     places = [(one.time * factor, one.cost) for one in front]
     axes.plot(*zip(*places, strict=True), color=FORWARD, marker='o', label='front')
-    _name(axes, [(f'{one.devices}', (one.time * factor, one.cost)) for one in known])
-    axes.set_xlabel('days of training' if found.budget else f'step, {unit}')
-    axes.set_ylabel(found.unit)
+    _name(axes, [(f'{one.devices}', (one.time * factor, one.cost)) for one in points])
+    axes.set_xlabel('days of training' if sizes.budget else f'step, {unit}')
+    axes.set_ylabel(sizes.unit)
     axes.yaxis.set_major_formatter(lambda cost, _: format_count(cost))
     axes.legend(frameon=False, fontsize=8.5, loc='lower left', bbox_to_anchor=(1.0, 0.0))
     quick, cheap = front[0], front[-1]
     text = f'quickest on {quick.devices} device{"s" * (quick.devices > 1)}, cheapest on {cheap.devices}'
-    title(figure, f'{text} ({format_count(short(cheap.cost))} {found.unit})', [])
+    title(figure, f'{text} ({format_count(short(cheap.cost))} {sizes.unit})', [])
     return figure
 
 
 def _name(axes: Axes, named: Sequence[tuple[str, tuple[float, float]]]) -> None:
     """Short names at points, each where it stands free of those before."""
     axes.margins(0.12)
-    taken: list[tuple[float, float]] = []
+    spots: list[tuple[float, float]] = []
     for text, place in named:
         x, y = axes.transData.transform(place)
         wide = 10 * len(text) + 8
         places = ((side * along, up) for along in range(12, 400, 14) for side in (1, -1) for up in (16, -16))
-        free = (one for one in places if all(abs(x + one[0] - a) > wide or abs(y + one[1] - b) > 20 for a, b in taken))
+        free = (one for one in places if all(abs(x + one[0] - a) > wide or abs(y + one[1] - b) > 20 for a, b in spots))
         right, up = next(free, (12, 16))
-        taken.append((x + right, y + up))
+        spots.append((x + right, y + up))
         # Not clipped: what is clipped and centred counts as letters of a box, which keep their colour on dark ground.
         style: dict[str, Any] = {'ha': 'center', 'va': 'center', 'fontsize': 8.5, 'clip_on': False}
         axes.annotate(text, place, xytext=(right, up), textcoords='offset pixels', **style)
@@ -362,34 +362,34 @@ def _points(axes: Axes, places: list[tuple[float, float]], colour: str, label: s
     axes.scatter(across, up, s=size, color=colour, label=label, zorder=3 if size > 50 else 1)
 
 
-def render_sizes(found: Sizes) -> str:
+def render_sizes(sizes: Sizes) -> str:
     """The screen."""
-    front, table = found.front, '\n'.join(_lines(size_cells(found)))
+    front, table = sizes.front, '\n'.join(_lines(size_cells(sizes)))
     if not front:
         return f'No plan is known to fit on any of these numbers of devices.\n\n{table}\n'
     quick, cheap = front[0], front[-1]
     # Where no size is dearer, the quickest is the cheapest.
     both = f'{quick.devices} devices are the quickest and the cheapest.'
     apart = f'{quick.devices} devices are the quickest, {cheap.devices} the cheapest.'
-    mark = f'*: no other size is as quick for less; {found.unit} of {"the training" if found.budget else "a step"}.'
+    mark = f'*: no other size is as quick for less; {sizes.unit} of {"the training" if sizes.budget else "a step"}.'
     return f'{both if quick is cheap else apart}\n\n{table}\n\n{mark}\n'
 
 
-def size_cells(found: Sizes) -> list[list[str]]:
+def size_cells(sizes: Sizes) -> list[list[str]]:
     """Heads, and a row for each number of devices."""
-    training = ['training'] if found.budget else []
-    heads = ['', 'devices', 'step', 'peak', *training, found.unit, 'gap', 'plan']
-    return [heads, *(_size_row(one, found) for one in found.found)]
+    training = ['training'] if sizes.budget else []
+    heads = ['', 'devices', 'step', 'peak', *training, sizes.unit, 'gap', 'plan']
+    return [heads, *(_size_row(one, sizes) for one in sizes.found)]
 
 
-def _size_row(one: Size, found: Sizes) -> list[str]:
+def _size_row(one: Size, sizes: Sizes) -> list[str]:
     if one.choice is None:
         # The rule that cut off most says best what to change.
-        told = f'{one.answer.pruned[0].rule}: {one.answer.pruned[0].example}' if one.answer.pruned else ''
-        return ['', str(one.devices), 'no plan fits', '', *([''] if found.budget else []), '', '', told]
-    time = [format_duration(one.time) if isfinite(one.time) else 'never ends'] if found.budget else []
+        reason = f'{one.answer.pruned[0].rule}: {one.answer.pruned[0].example}' if one.answer.pruned else ''
+        return ['', str(one.devices), 'no plan fits', '', *([''] if sizes.budget else []), '', '', reason]
+    time = [format_duration(one.time) if isfinite(one.time) else 'never ends'] if sizes.budget else []
     return [
-        '*' if one in found.front else '',
+        '*' if one in sizes.front else '',
         str(one.devices),
         format_time(one.choice.step),
         format_size(one.choice.peak),
@@ -447,15 +447,15 @@ def saved(one: Ranked, schedule: Schedule, source: document.Source, overrides: S
 def _says(text: str, wanted: Schedule) -> bool:
     """Whether a text says what is wanted; where ranks are left to data, data is what is left."""
     try:
-        found = load_schedule(f'{text}\n')
+        schedule = load_schedule(f'{text}\n')
     except errors.SimparError:
         return False
-    plan = replace(wanted.plan, data=found.plan.data)
+    plan = replace(wanted.plan, data=schedule.plan.data)
     if wanted.plan.pipeline == 1 and wanted.plan.chunks <= 1:
         # Of one stage all orders are the same.
-        plan = replace(plan, order=found.plan.order, chunks=found.plan.chunks)
+        plan = replace(plan, order=schedule.plan.order, chunks=schedule.plan.chunks)
     same = replace(wanted, plan=plan, sweep=None, planner=None)
-    return found.plan.data in (0, wanted.plan.data) and written(found) == written(same)
+    return schedule.plan.data in (0, wanted.plan.data) and written(schedule) == written(same)
 
 
 def _texts(wanted: Schedule, source: document.Source, overrides: Sequence[str]) -> Iterator[str]:
@@ -484,15 +484,15 @@ def _written_plan(wanted: Schedule, own: Mapping[str, Any]) -> dict[str, Any]:
     usual = _usual(wanted)
     idle = {'order', 'chunks'} if plan.pipeline == 1 and plan.chunks <= 1 else set()
     chosen = {*KEYS, 'data'}
-    shown = {
+    entries = {
         key: value
         for key, value in tree.items()
         if (key not in idle and value != usual[key] and (key != 'data' or 'data' in own))
         or (key in own and key not in chosen)
     }
     # In the user's order, then in the order of the keys.
-    first = [key for key in own if key in shown]
-    return {key: shown[key] for key in (*first, *(key for key in shown if key not in first))}
+    first = [key for key in own if key in entries]
+    return {key: entries[key] for key in (*first, *(key for key in entries if key not in first))}
 
 
 def _usual(schedule: Schedule) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def load_of(transfer: float, links: Iterable[tuple[str, float]], outer: str) -> 
 
 def loads_of(program: Program, costs: Costs, outer: str) -> dict[int, float]:
     """The same of each op class that is a collective, in the group where it is least."""
-    found: dict[int, float] = {}
+    loads: dict[int, float] = {}
     for index, entries in costs.communication.items() if outer else ():
         if program.op_classes[index].kind == 'collective':
             # Of equal groups one tells for all.
@@ -58,11 +58,11 @@ def loads_of(program: Program, costs: Costs, outer: str) -> dict[int, float]:
                 if isinstance(entries, Entries)
                 else range(len(entries))
             )
-            found[index] = min(
+            loads[index] = min(
                 load_of(one.transfer, ((costs.links[link], part) for link, part in one.links), outer)
                 for one in (entries[row] for row in rows)
             )
-    return found
+    return loads
 
 
 # Held: least bytes of parts of a stage, from the same small program: weights, states, gradients, activations.
@@ -291,8 +291,8 @@ class Sample:
         """What is worked out of it by a key, the first time that it is asked for."""
         if key not in self.known:
             self.known[key] = make()
-        found: T = self.known[key]
-        return found
+        result: T = self.known[key]
+        return result
 
     @property
     def stages(self) -> int:
@@ -324,22 +324,22 @@ class _Small:
 
 
 def sample_of(
-    few: Few, plan: plans.Plan, cluster: hardware.Cluster, size: int, *, split: bool, known: Known, session: Session
+    few: Few, plan: plans.Plan, cluster: hardware.Cluster, size: int, *, split: bool, lookup: Known, session: Session
 ) -> Sample:
     """The sample of a plan's degrees, recomputation, copies and tiles.
 
     Arguments: ``size``, samples of one copy of a micro-batch; ``split``, whether backwards are done in two parts, as
-    well; ``known``, others of so many samples; ``session``, of what is lowered alike, and of models of devices and
+    well; ``lookup``, others of so many samples; ``session``, of what is lowered alike, and of models of devices and
     links.
     Raises what ``lower`` raises where degrees do not fit the model.
     """
-    joint = known(plan, False) if split else None
+    joint = lookup(plan, False) if split else None
     small = _small(few, plan, cluster, size, session, split=split)
     if joint:
         waits = [waits_of(small.program, role, layers) for role, layers in small.stages]
         held = tuple(replace(one, waits=later) for one, later in zip(joint.held, waits, strict=True))
         return _in_turn(
-            replace(joint, held=held, known={}), joint.whole | _blocks(small, APART), plan, known, split=True
+            replace(joint, held=held, known={}), joint.whole | _blocks(small, APART), plan, lookup, split=True
         )
     blocks, framework = _blocks(small, JOINT), memory.framework_of(cluster)
     sends = [op for op in small.program.op_classes if op.kind == 'send' and op.phase == 'F']
@@ -355,11 +355,11 @@ def sample_of(
         _pace(small),
         again=plan.recompute != 'none',
     )
-    return _in_turn(sample, blocks, plan, known, split=False)
+    return _in_turn(sample, blocks, plan, lookup, split=False)
 
 
 def _in_turn(
-    sample: Sample, blocks: dict[tuple[int, str, bool], Block], plan: plans.Plan, known: Known, *, split: bool
+    sample: Sample, blocks: dict[tuple[int, str, bool], Block], plan: plans.Plan, lookup: Known, *, split: bool
 ) -> Sample:
     """A sample with the blocks of its stages, and of copies that go apart: taken to be done one after the other."""
     kinds = {*JOINT, *(APART if split else ())}
@@ -369,7 +369,7 @@ def _in_turn(
     every = blocks
     if apart_at_first and plan.copies > 1:
         # Whole stages of each.
-        alone = known(replace(plan, copies=1), split)
+        alone = lookup(replace(plan, copies=1), split)
         turned = {key: block.in_turn(plan.copies) for key, block in alone.blocks.items() if key[1] in apart_at_first}
         mixed = {key: block for key, block in turned.items() if key[1] not in in_turn}
         every = turned | blocks
@@ -545,7 +545,7 @@ class Samples:
                 self._cluster,
                 each,
                 split=split,
-                known=lambda other, parted: self.sample(other, each * other.copies, split=parted),
+                lookup=lambda other, parted: self.sample(other, each * other.copies, split=parted),
                 session=self._session,
             )
         return self._known[key]

@@ -128,13 +128,13 @@ class Starts:
         Those that differ only in what hardly changes a step are left out.
         """
         changed = chain(self._near(path, pairs=False, every=True), self._near(path, pairs=True, among=CLOSE))
-        found: dict[Path, float] = {}
+        by_path: dict[Path, float] = {}
         while time.monotonic() < self._until and (some := list(islice(changed, TOGETHER))):
-            found |= zip(some, self._seconds(some, limit), strict=True)
+            by_path |= zip(some, self._seconds(some, limit), strict=True)
         alike = [number for number, key in enumerate(self._space.keys) if key in ALIKE]
         return sorted(
             (seconds, one)
-            for one, seconds in found.items()
+            for one, seconds in by_path.items()
             if seconds < limit and all(one[number] == path[number] for number in alike)
         )
 
@@ -356,7 +356,7 @@ class Search:
         return self.ask(asked) if self.ask else [self.judge(*one) for one in asked]
 
     @property
-    def _asked(self) -> int:
+    def _user_key_count(self) -> int:
         """How many keys are free because the file asks for them; they are ahead of all others."""
         return sum(key not in KEYS for key in self.space.keys)
 
@@ -476,8 +476,8 @@ class Search:
                     self._judge(batch)
             children = [child for node in ahead if not node[3] for child in self._opened(node)]
             # Of keys ahead of all degrees the first values at first: guesses are of them.
-            ahead = [child for child in children if not any(child[2][: self._asked])]
-            self._push([child for child in children if any(child[2][: self._asked])])
+            ahead = [child for child in children if not any(child[2][: self._user_key_count])]
+            self._push([child for child in children if any(child[2][: self._user_key_count])])
         self.settle()
 
     def _dig(self, size: int, patience: int) -> bool:

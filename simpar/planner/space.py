@@ -98,8 +98,8 @@ class Space:
     @cached_property
     def few(self) -> Workload:
         """The workload with few layers, for questions to which layers are nothing."""
-        found = few_of(self.base.workload)
-        return found.workload if found else self.base.workload
+        part = few_of(self.base.workload)
+        return part.workload if part else self.base.workload
 
     @cached_property
     def refused(self) -> dict[tuple[int, ...], Any]:
@@ -153,13 +153,13 @@ class Space:
 
     def place(self, plan: plans.Plan) -> tuple[int, ...] | None:
         """The place of each of a plan's keys among their values; None where it has a value that is none of them."""
-        found = tuple(
+        indices = tuple(
             one.index(getattr(plan, key)) if getattr(plan, key) in one else -1
             for key, one in zip(self.keys, self.values, strict=True)
         )
         inner = plan.pipeline * plan.tensor * plan.context
-        same = plan.data in (0, self.plan(found).data) if -1 not in found else False
-        return found if same and self.world % inner == 0 else None
+        same = plan.data in (0, self.plan(indices).data) if -1 not in indices else False
+        return indices if same and self.world % inner == 0 else None
 
     def values_of(self, key: str) -> tuple[Any, ...]:
         """The values that a key may take; what is not chosen has one."""
@@ -182,16 +182,16 @@ def with_bounds(plan: plans.Plan) -> plans.Plan:
 def space_of(schedule: Schedule, world: int) -> Space:
     """The space that a schedule's section opens. Raises ``ScheduleError`` where bounds leave a key no value."""
     planner = schedule.planner or contents.Planner()
-    asked: Mapping[str, Any] = {str(key).removeprefix('plan.'): value for key, value in planner.keys.items()}
+    user_keys: Mapping[str, Any] = {str(key).removeprefix('plan.'): value for key, value in planner.keys.items()}
     usual = _usual(schedule, world)
     chosen: dict[str, tuple[Any, ...]] = {}
     problems = []
-    for key in (*(key for key in asked if key not in KEYS), *KEYS):
-        values = _values(schedule.plan, key, asked.get(key, contents.FREE), usual)
+    for key in (*(key for key in user_keys if key not in KEYS), *KEYS):
+        values = _values(schedule.plan, key, user_keys.get(key, contents.FREE), usual)
         if not values:
             where = schedule.where(f'planner.keys.plan.{key}')
             problems.append(Problem(where, f'planner.keys: no value of plan.{key} is within its bounds', 'widen them'))
-        elif key in KEYS or len(values) > 1 or asked[key] != contents.FIXED:
+        elif key in KEYS or len(values) > 1 or user_keys[key] != contents.FIXED:
             # First what has bounds: others are guessed at from it.
             first = [value for value in values if key in WITH_BOUNDS and value == WITH_BOUNDS[key]]
             chosen[key] = (*first, *(value for value in values if value not in first))
@@ -202,7 +202,7 @@ def space_of(schedule: Schedule, world: int) -> Space:
     if problems:
         raise ScheduleError(problems)
     # Data takes the ranks that are left, whatever the plan says, unless it is asked for.
-    base = schedule if 'data' in asked else replace(schedule, plan=replace(schedule.plan, data=0))
+    base = schedule if 'data' in user_keys else replace(schedule, plan=replace(schedule.plan, data=0))
     return Space(base, world, tuple(chosen), tuple(chosen.values()))
 
 
@@ -212,31 +212,31 @@ def _unknown_orders(schedule: Schedule, names: Sequence[Any]) -> Iterator[Proble
         if name in {*ORDERS, *AUTOMATIC, zero_bubble.TWO_HOMES} or name.endswith('.csv'):
             continue
         where = schedule.where('planner.keys.plan.order')
-        known = ', '.join((*ORDERS, *AUTOMATIC, zero_bubble.TWO_HOMES))
-        yield Problem(where, f'planner.keys: plan.order: no such order (got {name[:60]!r})', f'known orders: {known}')
+        choices = ', '.join((*ORDERS, *AUTOMATIC, zero_bubble.TWO_HOMES))
+        yield Problem(where, f'planner.keys: plan.order: no such order (got {name[:60]!r})', f'known orders: {choices}')
 
 
 def _nothing_bounded(schedule: Schedule, chosen: Mapping[str, Sequence[Any]]) -> Iterator[Problem]:
     """Keys that have no value of which there are bounds: nothing would be known of any plan."""
     for key, (value, what) in BOUNDED.items():
         if value not in chosen.get(key, (getattr(schedule.plan, key),)):
-            told = f'plan.{key}: the search has no bounds of {what}, and there is no other value'
+            text = f'plan.{key}: the search has no bounds of {what}, and there is no other value'
             instead = f'let planner.keys.plan.{key} have {value}, too, or compare them by a sweep: section'
-            yield Problem(schedule.where(f'plan.{key}'), told, instead)
+            yield Problem(schedule.where(f'plan.{key}'), text, instead)
 
 
-def _values(plan: plans.Plan, key: str, asked: Any, usual: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...]:
+def _values(plan: plans.Plan, key: str, setting: Any, usual: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...]:
     """The values of a key, as the file asks for them."""
     own = (getattr(plan, key),)
-    if asked == contents.FIXED:
+    if setting == contents.FIXED:
         return own
-    if isinstance(asked, list):
+    if isinstance(setting, list):
         # The document's own types: a list of patterns is a tuple in a plan.
-        return tuple(tuple(one) if isinstance(one, list) else one for one in asked)
+        return tuple(tuple(one) if isinstance(one, list) else one for one in setting)
     among = _with(usual.get(key, own), own[0])
-    if asked == contents.FREE:
+    if setting == contents.FREE:
         return among
-    return tuple(one for one in among if asked.get('least', one) <= one <= asked.get('most', one))
+    return tuple(one for one in among if setting.get('least', one) <= one <= setting.get('most', one))
 
 
 def _with(among: tuple[Any, ...], own: Any) -> tuple[Any, ...]:
@@ -316,8 +316,8 @@ def refused(space: Space, path: Sequence[int]) -> Refusal | None:
         return _refused(space, path)
     if place not in space.refused:
         space.refused[place] = _refused(space, path)
-    found: Refusal | None = space.refused[place]
-    return found
+    refusal: Refusal | None = space.refused[place]
+    return refusal
 
 
 def _refused(space: Space, path: Sequence[int]) -> Refusal | None:
@@ -383,5 +383,5 @@ def _untiled(space: Space, chosen: dict[str, object]) -> bool:
     """Whether a model of the library surely has no collective that tiles travel in: nothing splits its products."""
     degrees = [chosen.get(key, getattr(space.base.plan, key)) for key in ('tensor', 'context')]
     workload, plan = space.base.workload, space.base.plan
-    given = (plan.strategies, plan.layouts, workload.loss_strategy, workload.loss_strategies)
-    return isinstance(workload.model, Transformer) and not any(given) and degrees == [1, 1]
+    strategies = (plan.strategies, plan.layouts, workload.loss_strategy, workload.loss_strategies)
+    return isinstance(workload.model, Transformer) and not any(strategies) and degrees == [1, 1]

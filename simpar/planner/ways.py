@@ -45,12 +45,12 @@ class Shares:
 
     def bytes(self, dense: Standing, experts: Standing) -> Standing:
         """Least bytes of a rank."""
-        found = {}
+        by_kind = {}
         for kind in STANDING:
             share = getattr(self, kind)
             few = share if isinf(share) else min(share, self.experts)
-            found[kind] = getattr(dense, kind) / share + getattr(experts, kind) / few
-        return Standing(**found)
+            by_kind[kind] = getattr(dense, kind) / share + getattr(experts, kind) / few
+        return Standing(**by_kind)
 
     def at_most(self, other: Shares) -> Shares:
         """What holds no more than either of them."""
@@ -108,38 +108,38 @@ def least_standing(stages: Stages, placement: Sequence[int], shares: Shares) -> 
 def _of_rank(stages: Stages, timed: Timed, rank: int, shares: Shares, *, peaks: bool, copies: int) -> float:
     mine = [stage for stage, holder in zip(stages, timed.placement, strict=True) if holder == rank]
     sample, standing = mine[0].sample, [stage.standing() for stage in mine]
-    held, kept = [shares.bytes(*one) for one in standing], [stage.kept(copies) for stage in mine]
+    held, by_stage = [shares.bytes(*one) for one in standing], [stage.kept(copies) for stage in mine]
     fixed = sample.held[0].fixed + sum(one.parameter + one.state for one in held)
     if sum(stage.first or stage.last for stage in mine) > 1:
         fixed -= shares.bytes(twice(sample), Standing()).total
     # In whole numbers of what stages hold, so that it is worked out once for all plans of an order.
-    found = moments_of(timed, rank)
-    activations, gradients, casts = (np.zeros(len(found.kind)) for _ in range(3))
-    for place, own in enumerate(kept):
-        activations += found.live[place] * own.total + found.later[place] * own.waits
+    moments = moments_of(timed, rank)
+    activations, gradients, casts = (np.zeros(len(moments.kind)) for _ in range(3))
+    for place, own in enumerate(by_stage):
+        activations += moments.live[place] * own.total + moments.later[place] * own.waits
         always = shares.always(*standing[place])
-        gradients += np.where(found.gradients[place], held[place].gradient, always)
-        casts += found.casts[place] * held[place].gathered
-    more = _more(found, kept, sample, peaks=peaks)
+        gradients += np.where(moments.gradients[place], held[place].gradient, always)
+        casts += moments.casts[place] * held[place].gathered
+    more = _more(moments, by_stage, sample, peaks=peaks)
     if shares.late:
         # When a backward ends its activations may be gone, and all of its gradients are there.
         whole = [shares.whole(*one) for one in standing]
-        for kind, gone in ('B', [one.total for one in kept]), ('W', [one.waits for one in kept]):
-            ends = np.maximum(more, (np.array(whole) - np.array(gone))[found.own])
-            more = np.where(found.kind == KINDS.index(kind), ends, more)
+        for kind, gone in ('B', [one.total for one in by_stage]), ('W', [one.waits for one in by_stage]):
+            ends = np.maximum(more, (np.array(whole) - np.array(gone))[moments.own])
+            more = np.where(moments.kind == KINDS.index(kind), ends, more)
     return float((fixed + activations + gradients + casts + more).max())
 
 
-def _more(found: Moments, kept: Sequence[Kept], sample: Sample, *, peaks: bool) -> NDArray[np.float64]:
-    """What each action holds more than there is when it begins. Argument: ``kept``, of each stage of the rank."""
-    total, most, joined, waits, part, head = np.array(kept, dtype=np.float64).T[:, found.own]
+def _more(moments: Moments, by_stage: Sequence[Kept], sample: Sample, *, peaks: bool) -> NDArray[np.float64]:
+    """What each action holds more than there is when it begins. Argument: ``by_stage``, of each stage of the rank."""
+    total, most, joined, waits, part, head = np.array(by_stage, dtype=np.float64).T[:, moments.own]
     # Behind its own forward a backward makes the last layer again when it comes to it, not before all else.
-    peak = np.where(found.joined & sample.again, total, most) if peaks else total
-    back = np.where(found.joined, joined + (peak - total) * part, peak) - total
+    peak = np.where(moments.joined & sample.again, total, most) if peaks else total
+    back = np.where(moments.joined, joined + (peak - total) * part, peak) - total
     # At its loss a last stage holds what comes of logits, of one copy at least, whatever is made again.
-    keeps = np.where(found.joined, joined, total)
+    keeps = np.where(moments.joined, joined, total)
     back = np.maximum(back, keeps + head * part - total)
-    forward, _, inputs, weights = (found.kind == KINDS.index(kind) for kind in 'FBIW')
+    forward, _, inputs, weights = (moments.kind == KINDS.index(kind) for kind in 'FBIW')
     more: NDArray[np.float64] = np.where(forward, keeps + head * part, back)
     # What waits for gradients of weights stays.
     more[inputs] = np.maximum(back, waits - total)[inputs]
@@ -347,10 +347,10 @@ class End:
 
     def of_ranks(self, placement: Sequence[int], often: Mapping[tuple[str, int], int]) -> list[float]:
         """Of each rank what is exposed in a step. Argument: ``often``, how many such actions there are."""
-        found = [0.0] * len(self.behind)
+        seconds = [0.0] * len(self.behind)
         for key, times in often.items():
-            found[placement[key[1]]] += times * self.exposed.get(key, 0.0)
-        return found
+            seconds[placement[key[1]]] += times * self.exposed.get(key, 0.0)
+        return seconds
 
 
 class Ways:
@@ -493,14 +493,14 @@ class Ways:
         # Where messages make no difference, what shards most is asked first: it fits if anything does.
         pairs = sorted(zip(steps, self._open, strict=True), key=lambda pair: (pair[0], -pair[1].zero, pair[1].group))
         least = inf
-        known: dict[Shares, float] = {}
+        by_shares: dict[Shares, float] = {}
         for seconds, one in pairs:
             shares = self._shares(plan, one)
-            if shares not in known:
-                known[shares] = least_bytes(stages, clock, shares, peaks=peaks, copies=copies)
-            if known[shares] <= self._device:
+            if shares not in by_shares:
+                by_shares[shares] = least_bytes(stages, clock, shares, peaks=peaks, copies=copies)
+            if by_shares[shares] <= self._device:
                 return Judged(seconds)
-            least = min(least, known[shares])
+            least = min(least, by_shares[shares])
         return Judged(0.0, self._too_much(least), least)
 
     def one(self, laid: Laid, works: Callable[[], Mapping[Work, Lasts]]) -> Judged:
@@ -520,8 +520,8 @@ class Ways:
         sums = sums_of(stages, clock.placement, plan.micro_batches)
         held = _of_ranks(stages, clock.placement)
         ends = [self._end(laid, way) for way in ways]
-        known = {end: clock.period(held_up(works, end.exposed), self.tail(end)) for end in dict.fromkeys(ends)}
-        steps: pieces.Floats = np.array([known[end] for end in ends])
+        by_end = {end: clock.period(held_up(works, end.exposed), self.tail(end)) for end in dict.fromkeys(ends)}
+        steps: pieces.Floats = np.array([by_end[end] for end in ends])
         each = [
             zip(
                 [self._wires.least(plan, way, one, plan.micro_batches) for one in held],
@@ -537,8 +537,8 @@ class Ways:
             steps = np.maximum(steps, np.maximum(one.least(load, sample.speeds, more), seconds))
             if self._ended:
                 steps = np.maximum(steps, one.issued * pieces.SURELY + more + last)
-        found: list[float] = steps.tolist()
-        return found
+        step_seconds: list[float] = steps.tolist()
+        return step_seconds
 
     def _sent(self, plan: Plan, way: Way, sample: Sample, mean: Sums) -> float:
         """Least seconds of a step by what is sent, in any order. Argument: ``mean``, of what the ranks do."""

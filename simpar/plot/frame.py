@@ -72,11 +72,11 @@ def _on_the_ground(axes: Axes) -> Iterator[Text]:
 def _exchange(artist: Any, what: str) -> None:
     from matplotlib.colors import to_rgba_array
 
-    found = to_rgba_array(getattr(artist, f'get_{what}')())
+    colours = to_rgba_array(getattr(artist, f'get_{what}')())
     # Many colours at once are boxes, and their edges are gaps between them.
-    if len(found) != 1 or not found[0][3] or not _is_grey(found[0]):
+    if len(colours) != 1 or not colours[0][3] or not _is_grey(colours[0]):
         return
-    light = _light(found[0])
+    light = _light(colours[0])
     row = 0.9 < light < 1 and what == 'facecolor'
     if new := TEXT if light < 0.3 else DARK_ROW if row else GROUND if light == 1 else '':
         getattr(artist, f'set_{what}')(new)
@@ -277,14 +277,14 @@ class Page:
         """Axes at their places, from the top."""
         longest, (left, right) = max(self.steps), self.edges
         scale, _ = time_unit(longest)
-        found, bottom = [], self.height - TOP
+        panels, bottom = [], self.height - TOP
         for index, window in enumerate([(0.0, longest)] * len(self.steps) + self.windows):
             high = self.row * self.rows[index % len(self.rows)]
             bottom -= high
             place = (left, bottom / self.height, right - left, high / self.height)
-            found.append(Frame(figure.add_axes(place), window, scale, WIDTH * (right - left)))
+            panels.append(Frame(figure.add_axes(place), window, scale, WIDTH * (right - left)))
             bottom -= BETWEEN
-        return found
+        return panels
 
     def finish(self, frames: list[Frame]) -> None:
         """Ends of steps, what windows show larger, the difference of two steps, and the name of the axis."""

@@ -74,13 +74,13 @@ class Box(NamedTuple):
 
     def place(self, label: Label) -> Place:
         """The largest area that a label's kind fills; an empty one where it computes nothing."""
-        found = Place(self.begin, self.begin, 0.0, 1.0)
+        largest = Place(self.begin, self.begin, 0.0, 1.0)
         for part in self.parts:
             shares = [layer.share if layer.kind == label.kind else 0.0 for layer in part.layers]
             above = sum(one.share for one in part.layers[: next((at for at, one in enumerate(shares) if one), 0)])
             here = Place(part.begin, part.end, above, sum(shares))
-            found = max(found, here, key=lambda one: (one.end - one.begin) * one.share)
-        return found
+            largest = max(largest, here, key=lambda one: (one.end - one.begin) * one.share)
+        return largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -351,8 +351,8 @@ class PipelinePanel:
 
     def lane_is_shares(self) -> bool:
         """Whether most of the exposed communication in the window is too narrow to see piece by piece."""
-        shown = [right - left for row in self.view.rows for left, right in self._exposed(row)]
-        return bool(shown) and self.frame.points(float(np.mean(shown))) < _NARROW
+        widths = [right - left for row in self.view.rows for left, right in self._exposed(row)]
+        return bool(widths) and self.frame.points(float(np.mean(widths))) < _NARROW
 
     def _exposed(self, row: Row) -> list[tuple[float, float]]:
         """Exposed communication of a row that the window shows."""
@@ -384,14 +384,14 @@ class PipelinePanel:
         gap = min(gap, 0.06 * (box.end - box.begin))
         begin, end, top = box.begin + gap, box.end - gap, number - _HALF
         ground = rgb(COLOURS[box.labels[-1].kind], WAITS_WHITE)
-        found = [(begin, end, top, top + _HIGH, ground)] if len(box.parts) != 1 else []
+        layers = [(begin, end, top, top + _HIGH, ground)] if len(box.parts) != 1 else []
         for part in box.parts:
             above = top
             for layer in part.layers:
                 below = above + _HIGH * layer.share
-                found.append((max(begin, part.begin), min(end, part.end), above, below, self._colour(layer)))
+                layers.append((max(begin, part.begin), min(end, part.end), above, below, self._colour(layer)))
                 above = below
-        return found
+        return layers
 
     def _rectangles(self, rectangles: list[Rectangle], hatch: str | None = None) -> None:
         from matplotlib.collections import PolyCollection
@@ -459,13 +459,13 @@ def _labelled(
     view: PipelineView, window: tuple[float, float], points: float
 ) -> dict[BoxKind, list[tuple[float, Label]]]:
     """The labels in a window by kind, each with the width of its box in points; ``points``, width of a second."""
-    shown: dict[BoxKind, list[tuple[float, Label]]] = {}
+    by_kind: dict[BoxKind, list[tuple[float, Label]]] = {}
     for row in view.rows:
         for box in row.boxes:
             for label in box.labels if box.end > window[0] and box.begin < window[1] else ():
                 place = box.place(label)
-                shown.setdefault(label.kind, []).append(((place.end - place.begin) * points, label))
-    return shown
+                by_kind.setdefault(label.kind, []).append(((place.end - place.begin) * points, label))
+    return by_kind
 
 
 def _size_of_most(mine: list[tuple[float, Label]], high: float) -> float:

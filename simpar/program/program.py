@@ -113,8 +113,8 @@ def unlike(program: Program) -> str:
     if len(program.roles) == 1:
         return ''
     kinds, ops = program.cost_kinds
-    asked = dict.fromkeys(op.partition for op in ops if op.kind == 'collective')
-    for partition in asked:
+    partitions = dict.fromkeys(op.partition for op in ops if op.kind == 'collective')
+    for partition in partitions:
         of_group = program.role_of_rank[program.partitions[partition].groups_GP]
         # Ranks of one role call the same: only groups of several roles are looked at.
         several = of_group[(of_group != of_group[:, :1]).any(axis=1)]
@@ -126,9 +126,10 @@ def unlike(program: Program) -> str:
                 mine, theirs = (program.roles[role].op_class[of] for role, of in zip((one, other), slots, strict=True))
                 differ = np.flatnonzero(kinds[mine] != kinds[theirs])
                 if len(differ):
-                    found = [program.op_classes[int(of[differ[0]])].name for of in (mine, theirs)]
+                    op_names = [program.op_classes[int(of[differ[0]])].name for of in (mine, theirs)]
                     names = [program.roles[role].name for role in (one, other)]
-                    return f'{found[0]} of role {names[0]} meets {found[1]} of role {names[1]} on partition {partition}'
+                    ends = [f'{op} of role {name}' for op, name in zip(op_names, names, strict=True)]
+                    return f'{" meets ".join(ends)} on partition {partition}'
     return ''
 
 
@@ -223,8 +224,8 @@ class Program:
         pair = self._made.get(name)
         if pair is None or pair[0] != key:
             pair = self._made[name] = key, make()
-        found: Made = pair[1]
-        return found
+        answer: Made = pair[1]
+        return answer
 
     @cached_property
     def _made(self) -> dict[str, tuple[Hashable, Any]]:
@@ -416,17 +417,17 @@ def _slots(program: Program, role: Role) -> Iterator[str]:
 
 def _fields(row: OpClass | Tensor) -> dict[str, Any]:
     """The fields of a row that differ from their defaults."""
-    shown: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for one in dataclasses.fields(row):
         value = getattr(row, one.name)
         default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
         if value != default:
             if one.name == 'splits':
                 # The text says ``cuts``, as programs that were kept and hashed before this name do.
-                shown['cuts'] = [[split.dim, split.partition] for split in value]
+                entries['cuts'] = [[split.dim, split.partition] for split in value]
             else:
-                shown[one.name] = value
-    return shown
+                entries[one.name] = value
+    return entries
 
 
 # Builds a Program: append slots in issue order by the names of their op classes; needs come from dataflow.

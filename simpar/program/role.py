@@ -76,8 +76,8 @@ class Csr:
 
     def items(self, row: int) -> list[int]:
         """One row as a list."""
-        found: list[int] = self.own(row).tolist()
-        return found
+        numbers: list[int] = self.own(row).tolist()
+        return numbers
 
     def rows(self) -> list[tuple[int, ...]]:
         """Every row as a tuple."""
@@ -251,7 +251,7 @@ def find_needs(
         need_start to carry: as of ``Csr``.
     """
     slots, streams = len(op_class), len(latest)
-    known, pair, needs, carried = 2 * slots, 0, 0, 0
+    offset, pair, needs, carried = 2 * slots, 0, 0, 0
     for slot in range(2 * slots):
         again = slot >= slots
         own = slot - slots if again else slot
@@ -283,7 +283,7 @@ def find_needs(
         latest[mine] = _NONE
         # What the slot before on the stream knows, and the needs themselves.
         for on in range(streams):
-            clock[slot, on] = clock[known + mine, on]
+            clock[slot, on] = clock[offset + mine, on]
         for other in range(streams):
             if latest[other] != _NONE:
                 for on in range(streams):
@@ -291,7 +291,7 @@ def find_needs(
         for on in range(streams):
             if latest[on] <= clock[slot, on]:
                 latest[on] = _NONE
-            clock[slot, on] = clock[known + mine, on] = max(clock[slot, on], latest[on])
+            clock[slot, on] = clock[offset + mine, on] = max(clock[slot, on], latest[on])
         if again:
             carry_start[own] = carried
             carried = _in_order(latest, slots, False, carry, carried)

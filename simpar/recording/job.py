@@ -192,12 +192,12 @@ def _unpacked(path: Path, data: bytes) -> bytes:
     """What a gzip file holds, up to a bound: a small file may hold an endless one."""
     try:
         with gzip.open(io.BytesIO(data)) as packed:
-            found = packed.read(MOST_BYTES + 1)
+            content = packed.read(MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise refusal(path, f'is no gzip file: {error}') from None
-    if len(found) > MOST_BYTES:
+    if len(content) > MOST_BYTES:
         raise refusal(path, f'holds more than {MOST_BYTES} bytes', 'write fewer steps')
-    return found
+    return content
 
 
 def _parquet(path: Path) -> _Table:
@@ -302,18 +302,18 @@ def _regular(path: Path, rows: list[tuple[int, RecordedOp, float, float]]) -> Re
 
 def _uneven(path: Path, ops: Sequence[RecordedOp]) -> Iterator[Problem]:
     """Workers that are not there, data ranks that do other things, and messages that nobody takes."""
-    known = set(ops)
+    op_set = set(ops)
     data, stages = 1 + max(op.data for op in ops), 1 + max(op.stage for op in ops)
     if data * stages > len(ops):
         yield Problem(str(path), f'{data} data ranks × {stages} stages, and {len(ops)} ops', 'count both from 0')
         return
     for op in ops:
         first = op._replace(data=0)
-        if first not in known or op._replace(data=data - 1) not in known:
+        if first not in op_set or op._replace(data=data - 1) not in op_set:
             yield Problem(str(path), f'{op.text}: other data ranks have no such op', 'record all data ranks')
             return
         peer = peer_of(op, stages)
-        if peer is not None and peer not in known:
+        if peer is not None and peer not in op_set:
             yield Problem(str(path), f'{op.text}: nobody takes part in it; {peer.text} is missing')
             return
 

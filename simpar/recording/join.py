@@ -83,8 +83,8 @@ def key_of(each: Row, world: int) -> Key | None:
         return (UPDATE,)
     if _FOR_MESSAGES.match(each.name):
         return (MESSAGES, each.name, each.shapes)
-    if found := _ATTENTION.match(each.name):
-        return _attention(kineto.shapes_of(each.shapes), 'I' if found[1] else 'F', _INNER.match(each.name) is not None)
+    if match := _ATTENTION.match(each.name):
+        return _attention(kineto.shapes_of(each.shapes), 'I' if match[1] else 'F', _INNER.match(each.name) is not None)
     return message_key(each, world) if each.name.startswith(kineto.GLOO) else None
 
 
@@ -146,31 +146,31 @@ def compute_ops(recording: RankTrace) -> Iterator[TorchOp]:
     until the next known op of its thread begins: what Python and views take between belongs to it.
     """
     host = [] if recording.host is None else list(recording.host.rows(recording.origin))
-    known = _known(recording, host)
-    yield from _by_kernels(recording, host, known) if recording.on_device else _by_threads(recording, host, known)
+    pairs = _op_pairs(recording, host)
+    yield from _by_kernels(recording, host, pairs) if recording.on_device else _by_threads(recording, host, pairs)
 
 
-def _known(recording: RankTrace, host: Sequence[Row]) -> _Known:
+def _op_pairs(recording: RankTrace, host: Sequence[Row]) -> _Known:
     """Known ops of the steps, the last one too; those of communication are apart."""
     marks, origin = recording.marks, recording.origin
     begin = (marks[0][0] - origin) * NANOSECOND if marks else float('-inf')
     end = (marks[-1][1] - origin) * NANOSECOND if marks else float('inf')
     until: dict[str, float] = {}
-    found = []
+    pairs = []
     for each in sorted(host, key=lambda each: (each.start, -each.end)):
         key = key_of(each, recording.world) if begin <= each.start < end else None
         # What a known op calls is part of it: a step of an optimizer adds, and attention calls attention.
         if key is not None and key[0] != 'collective' and each.start >= until.get(each.stream, begin):
             until[each.stream] = each.end
-            found.append((each, key))
-    return found
+            pairs.append((each, key))
+    return pairs
 
 
-def _by_threads(recording: RankTrace, host: Sequence[Row], known: _Known) -> Iterator[TorchOp]:
+def _by_threads(recording: RankTrace, host: Sequence[Row], pairs: _Known) -> Iterator[TorchOp]:
     """The seconds of each op until the next one; what a thread waits for a collective is not its own."""
     talks = np.array([(each.start, each.end) for each, _ in _talking(recording)]).reshape(-1, 2)
     threads: dict[str, _Known] = defaultdict(list)
-    for each, key in known:
+    for each, key in pairs:
         threads[each.stream].append((each, key))
     for thread, ops in threads.items():
         # Beside a message that it did not wait for, a thread computes.
@@ -195,23 +195,23 @@ def _inmost(host: Sequence[Row], thread: str) -> list[tuple[float, float]]:
     ]
 
 
-def _by_kernels(recording: RankTrace, host: Sequence[Row], known: _Known) -> Iterator[TorchOp]:
+def _by_kernels(recording: RankTrace, host: Sequence[Row], pairs: _Known) -> Iterator[TorchOp]:
     """The device's seconds of each op: of the kernels whose launch lies in it."""
     launches = {each.correlation: each for each in host if each.correlation >= 0}
     threads: dict[str, list[int]] = defaultdict(list)
-    for number, (each, _) in enumerate(known):
+    for number, (each, _) in enumerate(pairs):
         threads[each.stream].append(number)
-    starts = {place: [known[number][0].start for number in numbers] for place, numbers in threads.items()}
-    begin, seconds = [float('inf')] * len(known), [0.0] * len(known)
+    starts = {place: [pairs[number][0].start for number in numbers] for place, numbers in threads.items()}
+    begin, seconds = [float('inf')] * len(pairs), [0.0] * len(pairs)
     for kernel in _kernels(recording):
         launch = launches.get(kernel.correlation)
         if launch is None or launch.stream not in starts or kernel.kind == COMMUNICATION:
             continue
         at = bisect_right(starts[launch.stream], launch.start) - 1
-        if at >= 0 and launch.start < known[number := threads[launch.stream][at]][0].end:
+        if at >= 0 and launch.start < pairs[number := threads[launch.stream][at]][0].end:
             seconds[number] += kernel.seconds
             begin[number] = min(begin[number], kernel.start)
-    for (each, key), start, took in zip(known, begin, seconds, strict=True):
+    for (each, key), start, took in zip(pairs, begin, seconds, strict=True):
         if took:
             yield TorchOp(key, each.start, start, start, start + took)
 
@@ -228,15 +228,15 @@ def collectives(recordings: Sequence[RankTrace]) -> list[list[TorchOp]]:
     rank alone was recorded, each counts from its own arrival, and the wait for its peers is in it.
     """
     first = min(recording.origin for recording in recordings)
-    found: list[list[TorchOp]] = []
+    by_recording: list[list[TorchOp]] = []
     met: dict[tuple[Key, str], list[tuple[int, list[Row]]]] = defaultdict(list)
     for number, recording in enumerate(recordings):
-        found.append([])
+        by_recording.append([])
         mine: dict[tuple[Key, str], list[Row]] = defaultdict(list)
         for each, key in _talking(recording):
             mine[key, each.group].append(each)
-        for told, times in mine.items():
-            met[told].append((number, times))
+        for message, times in mine.items():
+            met[message].append((number, times))
     later = [(recording.origin - first) * NANOSECOND for recording in recordings]
     for (key, _), ranks in met.items():
         alike = len({len(times) for _, times in ranks}) == 1
@@ -244,8 +244,8 @@ def collectives(recordings: Sequence[RankTrace]) -> list[list[TorchOp]]:
             for turn, each in enumerate(times):
                 arrived = [later[other] - later[number] + its[turn].start for other, its in ranks] if alike else []
                 start = min(max([each.start, *arrived]), each.end)
-                found[number].append(TorchOp(key, each.start, each.start, start, each.end))
-    return found
+                by_recording[number].append(TorchOp(key, each.start, each.start, start, each.end))
+    return by_recording
 
 
 def _talking(recording: RankTrace) -> Iterator[tuple[Row, Key]]:
@@ -253,16 +253,16 @@ def _talking(recording: RankTrace) -> Iterator[tuple[Row, Key]]:
     rows = _kernels(recording)
     if not recording.on_device and recording.host is not None:
         rows = _by_gloo(list(recording.host.rows(recording.origin)))
-    found = ((each, message_key(each, recording.world)) for each in rows)
-    yield from ((each, key) for each, key in found if key is not None)
+    pairs = ((each, message_key(each, recording.world)) for each in rows)
+    yield from ((each, key) for each, key in pairs if key is not None)
 
 
 def _by_gloo(host: Sequence[Row]) -> Iterator[Row]:
     """What gloo's threads did; a sum that was called as a reduce-scatter is one. Sums run as they are called."""
     called: deque[str] = deque()
     for each in host:
-        if found := _SUMS.match(each.name):
-            called.append(found[1])
+        if match := _SUMS.match(each.name):
+            called.append(match[1])
         elif each.name.startswith(kineto.GLOO):
             sums = _OPERATORS.get(each.type) == 'all_reduce' and called
             yield each._replace(type=called.popleft()) if sums else each
@@ -375,31 +375,31 @@ def join(program: Program, recordings: Sequence[RankTrace]) -> Join:
     Arguments: ``recordings``, of one rank or several, by rank.
     Does not model which layer an op is of: ops of one kind and size are alike, and the median of all is taken.
     """
-    found: dict[Key, _Times] = defaultdict(_Times)
+    by_key: dict[Key, _Times] = defaultdict(_Times)
     for recording, talk in zip(recordings, collectives(recordings), strict=True):
         work = list(_by_names(program, recording) or compute_ops(recording))
         for mine, others in ((work, talk), (talk, [one for one in work if one.key[0] != MESSAGES])):
             for one, beside in zip(mine, _beside(mine, others), strict=True):
-                found[one.key].add(one.seconds, beside)
+                by_key[one.key].add(one.seconds, beside)
     spans = [end - begin for recording in recordings for begin, end in steps_of(recording)]
     steps = sum(max(1, len(steps_of(recording))) for recording in recordings)
     wanted = Counter(keys_of(program, recordings[0].rank))
-    lines = (*_sized(wanted, found, steps), *_streaming(wanted, found, steps))
-    known = {line.key for line in lines}
+    lines = (*_sized(wanted, by_key, steps), *_streaming(wanted, by_key, steps))
+    keys = {line.key for line in lines}
     compute = [line for line in lines if line.key[0] != 'collective']
-    calls = [found.pop(key) for key in list(found) if key[0] == MESSAGES]
+    calls = [by_key.pop(key) for key in list(by_key) if key[0] == MESSAGES]
     messages = sum(median(times.all) * len(times) / steps for times in calls)
-    spent = sum(times.usual * len(times) / steps for times in found.values())
+    spent = sum(times.usual * len(times) / steps for times in by_key.values())
     both = sum(line.seconds * min(line.program, line.recorded) for line in lines)
     return Join(
         lines=lines,
-        missing=tuple((key, often) for key, often in wanted.items() if key not in known),
+        missing=tuple((key, often) for key, often in wanted.items() if key not in keys),
         host=not any(recording.on_device for recording in recordings),
         step=median(spans) if spans else 0.0,
         matched=sum(line.seconds * min(line.program, line.recorded) for line in compute),
         messages=messages,
         share=min(1.0, both / spent) if spent else 0.0,
-        speeds=_speeds(found),
+        speeds=_speeds(by_key),
         issue=_issue(recordings),
     )
 
@@ -411,8 +411,8 @@ def _issue(recordings: Sequence[RankTrace]) -> dict[str, float]:
         kernels = whole(recording)
         if kernels is None:
             continue
-        for phase, told in (('forward', 'F'), ('backward', 'B')):
-            mine = kernels.of(kernels.type == told)
+        for phase, letter in (('forward', 'F'), ('backward', 'B')):
+            mine = kernels.of(kernels.type == letter)
             order = np.lexsort((mine.launch, mine.step))
             apart = np.diff(mine.launch[order]) * NANOSECOND
             gaps[phase] += apart[np.diff(mine.step[order]) == 0].tolist()
@@ -437,10 +437,10 @@ def slowed_as(key: Key) -> str:
     return {'collective': 'collective', 'matmul': 'matrix', 'attention': 'matrix'}.get(str(key[0]), 'memory')
 
 
-def _speeds(found: Mapping[Key, _Times]) -> dict[str, float]:
+def _speeds(by_key: Mapping[Key, _Times]) -> dict[str, float]:
     """How fast ops are beside others, where the same ones were recorded alone."""
     sums: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
-    for key, times in found.items():
+    for key, times in by_key.items():
         if times.alone and times.within:
             kind = slowed_as(key)
             parts = [part for part in times.parts if part >= 1 - LITTLE]
@@ -487,18 +487,18 @@ def program_key(program: Program, op: OpClass) -> Key | None:
     return (OPERATOR, op.operator, op.phase, int(op.bytes))
 
 
-def _sized(wanted: Mapping[Key, int], found: Mapping[Key, _Times], steps: int) -> Iterator[Joined]:
+def _sized(wanted: Mapping[Key, int], by_key: Mapping[Key, _Times], steps: int) -> Iterator[Joined]:
     """Products, attention and collectives, told by their sizes; collectives of other sizes than the program's too."""
-    apart = {key: 0 for key in found if key[0] == 'collective' and key not in wanted}
+    apart = {key: 0 for key in by_key if key[0] == 'collective' and key not in wanted}
     # Products that the program has not, or not as often, and how many of them a step has.
-    left = {key: len(times) / steps - wanted.get(key, 0) for key, times in found.items() if key[0] == 'matmul'}
+    left = {key: len(times) / steps - wanted.get(key, 0) for key, times in by_key.items() if key[0] == 'matmul'}
     for key, often in (*wanted.items(), *apart.items()):
-        times = found.get(key, _Times())
+        times = by_key.get(key, _Times())
         if times:
             seconds, recorded = times.usual, len(times) / steps
         elif parts := _parts(key, often, left):
-            seconds, recorded = sum(found[part].usual for part in parts), float(often)
-            times = found[parts[0]]
+            seconds, recorded = sum(by_key[part].usual for part in parts), float(often)
+            times = by_key[parts[0]]
             for part in parts:
                 left[part] -= often
         else:
@@ -524,10 +524,10 @@ def _parts(key: Key, often: int, left: Mapping[Key, float]) -> list[Key]:
     return []
 
 
-def _streaming(wanted: Mapping[Key, int], found: Mapping[Key, _Times], steps: int) -> Iterator[Joined]:
+def _streaming(wanted: Mapping[Key, int], by_key: Mapping[Key, _Times], steps: int) -> Iterator[Joined]:
     """All others: told by their name; what one call does for several phases or sizes is shared out by bytes."""
     for name, (operators, phases) in (*FAMILIES.items(), (UPDATE, (frozenset(), 'U'))):
-        times = found.get((name,), _Times())
+        times = by_key.get((name,), _Times())
         mine = {
             key: often
             for key, often in wanted.items()

@@ -47,7 +47,7 @@ NO_COPIES: Final = Copies(0.0, 0.0)
 
 
 def write_measured(
-    path: Path, base: str, found: join.Join, source: str, dtype: str, copies: Copies = NO_COPIES
+    path: Path, base: str, matches: join.Join, source: str, dtype: str, copies: Copies = NO_COPIES
 ) -> list[Path]:
     """Write a profile and its tables, each whole or not at all, the profile last.
 
@@ -60,37 +60,37 @@ def write_measured(
     """
     profile = profiles.load_profile(base)
     tree: dict[str, Any] = yaml.safe_load(read_regular(profiles.profile_path(base), MOST_BYTES))
-    found = replace(found, lines=tuple(_isolated(line, found.speeds, profile) for line in found.lines))
-    for kind, speed in found.speeds.items():
+    matches = replace(matches, lines=tuple(_isolated(line, matches.speeds, profile) for line in matches.lines))
+    for kind, speed in matches.speeds.items():
         seen = f'{source}: beside others, and alone'
         tree['slow_down'][kind] = {'value': round(speed, 3), 'source': seen, 'grade': 'measured'}
     tables: dict[str, Any] = {}
     written = []
     for kind in profiles.COLUMNS:
-        rows, told = _table(profile, kind, _rows(kind, found, profile), source, dtype)
+        rows, entry = _table(profile, kind, _rows(kind, matches, profile), source, dtype)
         if rows:
             file = path.with_name(f'{path.stem}.{kind}.csv')
-            write_atomically(file, _text(kind, rows, told['source']))
-            tables[kind] = {'file': file.name, **told}
+            write_atomically(file, _text(kind, rows, entry['source']))
+            tables[kind] = {'file': file.name, **entry}
             written.append(file)
     tree |= {'name': path.stem, 'description': f'{profile.name}, with {source}', 'tables': tables}
-    if factor := _backward(found):
+    if factor := _backward(matches):
         tree['device']['attention']['backward'] = {'value': factor, 'source': source, 'grade': 'measured'}
-    if 'links' in tree and (fitted := _link(found, profile)):
+    if 'links' in tree and (fitted := _link(matches, profile)):
         # What was recorded in one node tells the innermost link, for kinds and sizes that were not.
         tree['links'][0] |= {
             name: {'value': value, 'source': f'{source}: fitted to its collectives', 'grade': 'estimate'}
             for name, value in fitted.items()
         }
-    if any(copies) and found.messages:
-        told = {'source': f'{source}: copies for messages', 'grade': 'estimate'}
-        device, factor = tree['device'], found.messages / sum(copies)
+    if any(copies) and matches.messages:
+        entry = {'source': f'{source}: copies for messages', 'grade': 'estimate'}
+        device, factor = tree['device'], matches.messages / sum(copies)
         rate = profile.device.memory.bandwidth.value / factor
-        device['memory']['bandwidth'] = {'value': f'{rate / 1e9:.6g} GB/s', **told}
+        device['memory']['bandwidth'] = {'value': f'{rate / 1e9:.6g} GB/s', **entry}
         if copies.calls:
             call = profile.device.kernel.memory.value * factor
-            device['kernel']['memory'] = {'value': f'{call * 1e6:.6g} us', **told}
-    if not found.host:
+            device['kernel']['memory'] = {'value': f'{call * 1e6:.6g} us', **entry}
+    if not matches.host:
         # What was recorded in steps of a training ran at the clock that the device keeps under that load.
         tree['device']['sustained'] = {'value': 1.0, 'source': f'{source}: at its clock', 'grade': 'measured'}
     head = f'# {profile.name} with the ops of a recording: {source}.\n'
@@ -98,13 +98,13 @@ def write_measured(
     return [path, *written]
 
 
-def write_stack(path: Path, base: hardware.Stack, found: join.Join, source: str) -> None:
+def write_stack(path: Path, base: hardware.Stack, matches: join.Join, source: str) -> None:
     """Write a stack with what the host takes to launch. Arguments: ``base``, a shipped stack that the rest is of."""
     seen = f'{source}: from one launch to the next, with what the profiler takes'
     step = base.host.step.value if base.host else 0.0
     host: dict[str, Any] = {
         phase: {'value': f'{1e6 * seconds:.6g} us', 'source': seen, 'grade': 'measured'}
-        for phase, seconds in found.issue.items()
+        for phase, seconds in matches.issue.items()
     }
     host['step'] = {'value': f'{1e6 * step:.6g} us', 'source': f'as {base.name} has it', 'grade': 'estimate'}
     head = {'format': 1, 'name': path.stem, 'extends': base.name, 'source': source, 'host': host}
@@ -112,14 +112,14 @@ def write_stack(path: Path, base: hardware.Stack, found: join.Join, source: str)
     write_atomically(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120))
 
 
-def _rows(kind: str, found: join.Join, profile: hardware.Profile) -> list[profiles.Row]:
+def _rows(kind: str, matches: join.Join, profile: hardware.Profile) -> list[profiles.Row]:
     """The recorded rows of a table."""
-    rows = [row for line in found.lines for row in _row(kind, line, profile.devices)]
+    rows = [row for line in matches.lines for row in _row(kind, line, profile.devices)]
     if kind == 'collective':
-        rows += [*(_summed_in_full(rows) if found.host else ()), *_between(rows)]
-    if kind == 'operator' and found.host:
+        rows += [*(_summed_in_full(rows) if matches.host else ()), *_between(rows)]
+    if kind == 'operator' and matches.host:
         # On a thread an op lasts until the next known one: the time of those between is in it already.
-        rows += [(*key[1:], NOTHING) for key, _ in found.missing if key[0] == join.OPERATOR]
+        rows += [(*key[1:], NOTHING) for key, _ in matches.missing if key[0] == join.OPERATOR]
     return rows
 
 
@@ -145,9 +145,9 @@ def _isolated(line: join.Joined, speeds: Mapping[str, float], profile: hardware.
 
 def _summed_in_full(rows: Sequence[profiles.Row]) -> Iterator[profiles.Row]:
     """Gloo's reduce-scatters are all-reduces (ProcessGroupGloo.cpp): what was recorded of one holds for the other."""
-    known = {row[0] for row in rows}
+    names = {row[0] for row in rows}
     for own, other in (('all_reduce', 'reduce_scatter'), ('reduce_scatter', 'all_reduce')):
-        if own in known and other not in known:
+        if own in names and other not in names:
             yield from ((other, *row[1:]) for row in rows if row[0] == own)
 
 
@@ -171,25 +171,25 @@ def _table(
     """The rows of a table, and what the profile says of it."""
     table = getattr(profile.tables, kind)
     rows = list(profiles.read_table(table, kind)) if table else []
-    told = (
+    entry = (
         {'source': table.source, 'grade': table.grade} | ({'dtype': str(table.dtype)} if table.dtype else {})
         if table
         else {}
     )
     mine = {'source': source, 'grade': 'measured'} | ({'dtype': dtype} if kind in {'matmul', 'attention'} else {})
     if not recorded:
-        return rows, told
+        return rows, entry
     if kind == 'attention':
         # It is read as a grid, which rows of another place would break.
-        return (recorded, mine) if is_grid(recorded) else (rows, told)
+        return (recorded, mine) if is_grid(recorded) else (rows, entry)
     if kind == 'matmul' and table and str(table.dtype) != dtype:
         return recorded, mine
     same = {row[: SAME[kind]] for row in recorded}
-    kept = [row for row in rows if row[: SAME[kind]] not in same]
-    return [*kept, *recorded], mine | ({'source': f'{source}; other rows: {table.source}'} if kept else {})
+    others = [row for row in rows if row[: SAME[kind]] not in same]
+    return [*others, *recorded], mine | ({'source': f'{source}; other rows: {table.source}'} if others else {})
 
 
-def _link(found: join.Join, profile: hardware.Profile) -> dict[str, Any]:
+def _link(matches: join.Join, profile: hardware.Profile) -> dict[str, Any]:
     """Latency and rate of a ring that takes what was recorded; empty where nothing tells them.
 
     Of least relative squares of t = α · steps + β · bytes over a link. Where sizes lie within a factor of 4 they do not
@@ -197,7 +197,7 @@ def _link(found: join.Join, profile: hardware.Profile) -> dict[str, Any]:
     """
     rows = [
         (steps('ring', str(operator), int(ranks)), share('ring', str(operator), int(ranks)) * int(size), line.seconds)
-        for line in found.lines
+        for line in matches.lines
         if line.key[0] == 'collective' and line.seconds
         for _, operator, ranks, size in [line.key]
         if int(ranks) <= profile.devices
@@ -220,9 +220,9 @@ def _line(alpha: float, beta: float) -> dict[str, Any]:
     return {'latency': f'{alpha * 1e6:.6g} us', 'bandwidth': f'{1e-9 / beta:.6g} GB/s', 'share': 1.0}
 
 
-def _backward(found: join.Join) -> float:
+def _backward(matches: join.Join) -> float:
     """How many forwards a backward of attention takes; 0 where it was not recorded."""
-    seconds = {line.key: line.seconds for line in found.lines if line.key[0] == 'attention'}
+    seconds = {line.key: line.seconds for line in matches.lines if line.key[0] == 'attention'}
     pairs = [(seconds[key], seconds.get((*key[:-1], 'F'), 0.0)) for key in seconds if key[-1] == 'I']
     factors = [backward / forward for backward, forward in pairs if forward]
     return round(sum(factors) / len(factors), 3) if factors else 0.0
@@ -292,17 +292,17 @@ def _filled(
     role = program.role(recording.rank)
     turns = _turns(program, role)
     times: list[list[Times]] = []
-    found = 0
+    op_count = 0
     for begin, until in join.steps_of(recording)[:steps]:
         mine = sorted((op for op in ops if begin <= op.issued < until), key=lambda op: op.issued)
         table = np.full((3, len(role)), np.nan)
         for slot, *when in _placed(program, role, turns, mine):
             table[:, slot] = when
-        found = int(np.isfinite(table[2]).sum())
+        op_count = int(np.isfinite(table[2]).sum())
         _fill(table, role, begin)
         times.append([row + later for row in table])
     arrive, start, end = (np.array(rows) for rows in zip(*times, strict=True))
-    return RankTimes(recording.rank, arrive, start, end), found
+    return RankTimes(recording.rank, arrive, start, end), op_count
 
 
 def _turns(program: Program, role: Role) -> _Slots:
@@ -422,9 +422,9 @@ def join_ascend(program: Program, traces: Sequence[RankTrace]) -> join.Join:
         kernels = whole(trace)
         if kernels is None:
             continue
-        found = [one.span for _, one in step_figures(trace)]
-        steps, lasts = steps + len(found), lasts + found
-        for key, family, seconds in _told(kernels.of(kernels.kind == COMPUTE), wanted):
+        spans = [one.span for _, one in step_figures(trace)]
+        steps, lasts = steps + len(spans), lasts + spans
+        for key, family, seconds in _keys_of_kernels(kernels.of(kernels.kind == COMPUTE), wanted):
             if key:
                 exact[key].append(seconds)
             else:
@@ -435,17 +435,19 @@ def join_ascend(program: Program, traces: Sequence[RankTrace]) -> join.Join:
         for key, times in exact.items()
     )
     lines = (*sized, *_shared(wanted, spent, calls, steps))
-    known = {line.key for line in lines}
+    keys = {line.key for line in lines}
     return join.Join(
         lines=lines,
-        missing=tuple((key, often) for key, often in wanted.items() if key not in known),
+        missing=tuple((key, often) for key, often in wanted.items() if key not in keys),
         host=False,
         step=median(lasts) if lasts else 0.0,
         matched=sum(line.seconds * line.program for line in lines),
     )
 
 
-def _told(kernels: Kernels, wanted: Mapping[join.Key, int]) -> Iterator[tuple[join.Key | None, _Family, float]]:
+def _keys_of_kernels(
+    kernels: Kernels, wanted: Mapping[join.Key, int]
+) -> Iterator[tuple[join.Key | None, _Family, float]]:
     """The key of each product and attention, else the family that its seconds count with."""
     before = _UPDATE
     sums = {int(key[3]) for key in wanted if key[0] == join.OPERATOR and key[1] in _ADDITIONS}

@@ -75,10 +75,10 @@ def issue_order(job: RecordedJob, stage: int) -> tuple[list[RecordedOp], _Before
 
 def _before(ops: list[RecordedOp]) -> _Before:
     """What each op waits for besides its stream."""
-    known = set(ops)
+    op_set = set(ops)
     before: _Before = {op: [] for op in ops}
     for op in ops:
-        before[op] += [one for one in _needs(op) if one in known]
+        before[op] += [one for one in _needs(op) if one in op_set]
     computes = [op for op in ops if op.kind in COMPUTES]
     # The first message of the backward is posted while the last forward before it runs.
     first = next((at for at, op in enumerate(computes) if op.kind == 'backward-compute'), 0)
@@ -137,7 +137,7 @@ class Replayed:
         for at in np.flatnonzero(self.entry >= 0).tolist():
             index, entry = int(self.op_class[at]), int(self.entry[at])
             longest[index][entry] = max(longest[index][entry], float(on_grid[at]))
-        talk = {index: [Communication(each, 0.0) for each in found] for index, found in longest.items()}
+        talk = {index: [Communication(each, 0.0) for each in seconds] for index, seconds in longest.items()}
         return recorded_costs(self.program, compute, talk)
 
 
@@ -296,8 +296,8 @@ def straggling(
         return float(np.mean(ends[turn.ravel()]))
 
     replayed, ideal = mean(own), mean(alike)
-    found = [tuple(_longest(mean, own, alike, group)) for group in groups]
-    worst = _worst(job, found[1], found[2])
+    parts = [tuple(_longest(mean, own, alike, group)) for group in groups]
+    worst = _worst(job, parts[1], parts[2])
     scaled = own.copy()
     for ops, factor in scale:
         scaled[:, ops] *= factor
@@ -307,9 +307,9 @@ def straggling(
         recorded=float(job.step_seconds.mean()),
         replayed=replayed,
         alike=ideal,
-        families=found[0],
-        data_ranks=found[1],
-        stages=found[2],
+        families=parts[0],
+        data_ranks=parts[1],
+        stages=parts[2],
         worst=tuple(f'data {data}, stage {stage}' for data, stage in worst),
         without=mean(np.where(chosen, alike, own)),
         scaled=mean(scaled) if scale else None,
@@ -353,9 +353,9 @@ def _longest(mean: Mean, own: Array, alike: Array, group: dict[str, Ints]) -> It
     """The mean step with each part alone as recorded, longest first."""
     parts = []
     for name, chosen in group.items():
-        kept = alike.copy()
-        kept[:, chosen] = own[:, chosen]
-        parts.append(Part(name, mean(kept)))
+        times = alike.copy()
+        times[:, chosen] = own[:, chosen]
+        parts.append(Part(name, mean(times)))
     yield from sorted(parts, key=lambda part: -part.seconds)
 
 
@@ -380,12 +380,12 @@ def chosen_ops(job: RecordedJob, texts: Sequence[str]) -> list[tuple[Ints, float
     Arguments: ``texts``, as ``data=0,stage=1,optype=forward-*:1.3``; what is not named is of all.
     Raises ``ScheduleError`` that names every text that is wrong or chooses nothing.
     """
-    found = [_told(job, text) for text in texts]
-    refuse(each for each in found if isinstance(each, Problem))
-    return [each for each in found if not isinstance(each, Problem)]
+    choices = [_choice(job, text) for text in texts]
+    refuse(each for each in choices if isinstance(each, Problem))
+    return [each for each in choices if not isinstance(each, Problem)]
 
 
-def _told(job: RecordedJob, text: str) -> tuple[Ints, float] | Problem:
+def _choice(job: RecordedJob, text: str) -> tuple[Ints, float] | Problem:
     try:
         return _chosen(job, text)
     except ValueError as error:
@@ -396,8 +396,8 @@ def _chosen(job: RecordedJob, text: str) -> tuple[Ints, float]:
     words, _, last = text.rpartition(':')
     factor = _factor(last)
     keys = dict(_pairs(words))
-    told = ({'data': str(op.data), 'stage': str(op.stage), 'optype': op.kind} for op in job.ops)
-    chosen = [all(fnmatchcase(one[key], value) for key, value in keys.items()) for one in told]
+    rows = ({'data': str(op.data), 'stage': str(op.stage), 'optype': op.kind} for op in job.ops)
+    chosen = [all(fnmatchcase(one[key], value) for key, value in keys.items()) for one in rows]
     if not any(chosen):
         raise ValueError('chooses no op of this job')
     if factor == 1:
@@ -435,54 +435,54 @@ LITTLE: Final = 1.01
 """Below so many times the time of alike ops nobody straggles."""
 
 
-def render(found: Straggling) -> str:
+def render(answer: Straggling) -> str:
     """The answer, a line for each part."""
-    return '\n'.join(_lines(found)) + '\n'
+    return '\n'.join(_lines(answer)) + '\n'
 
 
-def to_dict(found: Straggling) -> dict[str, Any]:
+def to_dict(answer: Straggling) -> dict[str, Any]:
     """The answer for programs; seconds."""
-    return asdict(found) | {'slowdown': found.slowdown, 'explained': found.explained}
+    return asdict(answer) | {'slowdown': answer.slowdown, 'explained': answer.explained}
 
 
-def _lines(found: Straggling) -> Iterator[str]:
-    yield f'{_headline(found)} {found.cause}'.rstrip()
+def _lines(answer: Straggling) -> Iterator[str]:
+    yield f'{_headline(answer)} {answer.cause}'.rstrip()
     yield ''
-    yield f'recorded                 {format_time(found.recorded):>9}  mean of {len(found.steps)} steps'
-    gaps = found.recorded / found.replayed - 1
-    yield f'replayed without gaps    {format_time(found.replayed):>9}  the gaps are {gaps:.1%} (host, loading of data)'
-    yield f'all ops of a kind alike  {format_time(found.alike):>9}  mean of compute, median of communication'
-    if found.scaled is not None:
-        change = found.scaled / found.replayed - 1
-        yield f'with --scale             {format_time(found.scaled):>9}  {change:+.1%} of the replayed step'
-    for title, parts in (('kind of op', found.families), ('data rank', found.data_ranks), ('stage', found.stages)):
+    yield f'recorded                 {format_time(answer.recorded):>9}  mean of {len(answer.steps)} steps'
+    gaps = answer.recorded / answer.replayed - 1
+    yield f'replayed without gaps    {format_time(answer.replayed):>9}  the gaps are {gaps:.1%} (host, loading of data)'
+    yield f'all ops of a kind alike  {format_time(answer.alike):>9}  mean of compute, median of communication'
+    if answer.scaled is not None:
+        change = answer.scaled / answer.replayed - 1
+        yield f'with --scale             {format_time(answer.scaled):>9}  {change:+.1%} of the replayed step'
+    for title, parts in (('kind of op', answer.families), ('data rank', answer.data_ranks), ('stage', answer.stages)):
         yield ''
         yield f'Only this {title} as recorded, all else alike:'
         for part in parts[:MOST]:
-            yield f'  {part.name:28} {format_time(part.seconds):>9}  {part.seconds / found.alike:.3f} times'
+            yield f'  {part.name:28} {format_time(part.seconds):>9}  {part.seconds / answer.alike:.3f} times'
         if len(parts) > MOST:
             yield f'  and {len(parts) - MOST} more'
 
 
-def _headline(found: Straggling) -> str:
-    if found.slowdown < LITTLE:
+def _headline(answer: Straggling) -> str:
+    if answer.slowdown < LITTLE:
         return (
-            f'Nobody straggles: a step takes {found.slowdown:.3f} times what it takes if all ops of a kind are alike.'
+            f'Nobody straggles: a step takes {answer.slowdown:.3f} times what it takes if all ops of a kind are alike.'
         )
-    return f'Stragglers make a step {found.slowdown:.2f} times as long. {_culprit(found)}'
+    return f'Stragglers make a step {answer.slowdown:.2f} times as long. {_culprit(answer)}'
 
 
-def _culprit(found: Straggling) -> str:
+def _culprit(answer: Straggling) -> str:
     """Whoever costs more than half of it, the narrowest first."""
-    if found.explained >= MOST_OF_IT:
+    if answer.explained >= MOST_OF_IT:
         who = (
-            ' and '.join(found.worst)
-            if len(found.worst) < 3
-            else f'{len(found.worst)} workers, {found.worst[0]} first,'
+            ' and '.join(answer.worst)
+            if len(answer.worst) < 3
+            else f'{len(answer.worst)} workers, {answer.worst[0]} first,'
         )
-        return f'Were {who} like the others, {found.explained:.0%} of that would be gone.'
-    for parts in (found.stages, found.data_ranks, found.families):
-        share = [(part.seconds - found.alike) / (found.replayed - found.alike) for part in parts]
+        return f'Were {who} like the others, {answer.explained:.0%} of that would be gone.'
+    for parts in (answer.stages, answer.data_ranks, answer.families):
+        share = [(part.seconds - answer.alike) / (answer.replayed - answer.alike) for part in parts]
         # Where a second one costs as much, the first is no culprit.
         if share[0] >= MOST_OF_IT and all(other < MOST_OF_IT for other in share[1:]):
             return f'{parts[0].name.capitalize()} alone costs {share[0]:.0%} of that.'

@@ -75,15 +75,15 @@ def in_patterns(strategies: Mapping[str, Strategy], names: Collection[str]) -> d
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(LAYER.sub('layer*.', name), []).append(name)
-    found: dict[str, Strategy] = {}
+    by_pattern: dict[str, Strategy] = {}
     for pattern, members in groups.items():
-        given = [strategies.get(name) for name in members]
+        choices = [strategies.get(name) for name in members]
         # A pattern must not reach a layer that has no strategy: it stands for all or for none.
-        if len(members) > 1 and given[0] is not None and all(one == given[0] for one in given):
-            found[pattern] = given[0]
+        if len(members) > 1 and choices[0] is not None and all(one == choices[0] for one in choices):
+            by_pattern[pattern] = choices[0]
         else:
-            found |= {name: strategies[name] for name in members if name in strategies}
-    return found
+            by_pattern |= {name: strategies[name] for name in members if name in strategies}
+    return by_pattern
 
 
 # Degrees as strategies: the data × tensor layout of a graph (Megatron-LM, Shoeybi et al. 2019).
@@ -100,15 +100,15 @@ UNSHARDED = 0
 
 def degree_strategies(graph: model.Graph, data: int, tensor: int) -> dict[str, Strategy]:
     """The strategy of every operator that takes one, by name; they need not divide."""
-    sharded_dim, found = dict.fromkeys((source.name for source in graph.sources), UNSHARDED), {}
+    sharded_dim, by_name = dict.fromkeys((source.name for source in graph.sources), UNSHARDED), {}
     for node in graph.nodes:
         shapes = [graph.shapes[read] for read in node.reads]
         rule = node.operator.axes(node.name, *shapes)
-        dim = _dim_kept(node.operator, rule, sharded_dim[node.reads[0]])
+        dim = _split_dim(node.operator, rule, sharded_dim[node.reads[0]])
         if isinstance(node.operator, Sharded) and not isinstance(node.operator, Flatten):
-            found[node.name] = _by_degrees(node.operator, rule, dim, data, tensor)
+            by_name[node.name] = _by_degrees(node.operator, rule, dim, data, tensor)
         sharded_dim[node.name] = _sharded_dim_of(node.operator, rule, dim)
-    return found
+    return by_name
 
 
 def _by_degrees(layer: Operator, rule: Rule, dim: int, data: int, tensor: int) -> Strategy:
@@ -121,7 +121,7 @@ def _by_degrees(layer: Operator, rule: Rule, dim: int, data: int, tensor: int) -
     return rule.strategy(counts)
 
 
-def _dim_kept(layer: Operator, rule: Rule, dim: int) -> int:
+def _split_dim(layer: Operator, rule: Rule, dim: int) -> int:
     """Which dim of what a layer reads stays split by tensor."""
     named = rule.inputs[layer.lead][dim]
     # The last two dims of a product of values are rows and columns: tensor keeps to the leading ones, as heads.
@@ -153,8 +153,8 @@ def in_operators(workload: Workload) -> bool:
 def given_loss(workload: Workload) -> dict[str, Choice]:
     """What the user split of the loss, by operator of the graph."""
     if in_operators(workload):
-        given = ((LOSS_OPERATORS[name], strategy) for name, strategy in workload.loss_strategies.items())
-        return {one.node: Choice((*strategy, *((),) * one.numbers)) for one, strategy in given}
+        pairs = ((LOSS_OPERATORS[name], strategy) for name, strategy in workload.loss_strategies.items())
+        return {one.node: Choice((*strategy, *((),) * one.numbers)) for one, strategy in pairs}
     return {first_node(workload): Choice(workload.loss_strategy)} if workload.loss_strategy else {}
 
 
@@ -212,13 +212,13 @@ def times(choices: Mapping[str, Choice], rules: Rules, factor: int) -> dict[str,
 
 def divided(choices: Mapping[str, Choice], rules: Rules, factor: int) -> dict[str, Choice]:
     """The reverse, of those whose rows are split so; others are left out."""
-    found: dict[str, Choice] = {}
+    new_choices: dict[str, Choice] = {}
     for name, choice in choices.items():
         # Divided and multiplied again, it must be the same: else the odd factor does not split these rows.
         less = {name: _mapped(choice, rules.get(name), lambda count: count // factor)}
         if times(less, rules, factor)[name] == choice:
-            found |= less
-    return found
+            new_choices |= less
+    return new_choices
 
 
 def _mapped(choice: Choice, rule: tuple[Rule, int] | None, count: Callable[[int], int]) -> Choice:

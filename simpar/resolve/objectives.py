@@ -62,8 +62,8 @@ class StepBytes(Bytes):
         key = source, target, shape
         if key not in self.known:
             ends = (_layout(self.devices, bits) for bits in (source, target))
-            found = redistribute(shape, *ends, self.method, self.all_to_all)
-            self.known[key] = float(found.elements), float(found.backward().elements)
+            sequence = redistribute(shape, *ends, self.method, self.all_to_all)
+            self.known[key] = float(sequence.elements), float(sequence.backward().elements)
         there, back = self.known[key]
         return self.slices * self.itemsize * (there + back if backward else there)
 

@@ -122,8 +122,8 @@ def fastest(workload: Workload, choices: Iterable[plans.Plan], cluster: Cluster,
     """
 
     def rank(plan: plans.Plan) -> tuple[float, float]:
-        found = simulated(lower(workload, plan, cluster.world, session=session), cluster, _STEPS)
-        return found.too_much, float(found.steps[-2])
+        simulation = simulated(lower(workload, plan, cluster.world, session=session), cluster, _STEPS)
+        return simulation.too_much, float(simulation.steps[-2])
 
     return min(choices, key=rank)
 

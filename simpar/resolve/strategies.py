@@ -157,10 +157,12 @@ class _Search:
         self.nodes = with_strategies(workload.model.nodes, plan)
         self.operators = {node.name: node.operator for node in self.nodes}
         matrix = plan.device_matrix
-        given = {
+        by_name = {
             name: operator.strategy or counts_of(operator.layout, matrix) for name, operator in self.operators.items()
         }
-        self.fixed = choices.in_graphs(self.operators, {name: strategy for name, strategy in given.items() if strategy})
+        self.fixed = choices.in_graphs(
+            self.operators, {name: strategy for name, strategy in by_name.items() if strategy}
+        )
         self.loss = choices.first_node(workload)
         self.fixed |= choices.given_loss(workload)
 
@@ -207,18 +209,18 @@ class _Search:
     @property
     def exactly_fixed(self) -> Mapping[str, Choice]:
         """What an exact search must keep: it sees a loss of several operators as one, and splits them by its rows."""
-        given = choices.given_loss(self.workload) if choices.in_operators(self.workload) else {}
-        return {name: choice for name, choice in self.fixed.items() if name not in given}
+        loss_choices = choices.given_loss(self.workload) if choices.in_operators(self.workload) else {}
+        return {name: choice for name, choice in self.fixed.items() if name not in loss_choices}
 
     def graph(self, workload: Workload | None = None, *, biases: bool = True) -> Graph:
         """The operators of one copy of a micro-batch.
 
         Arguments: ``workload``, by default the search's own.
         """
-        told = workload or self.workload
+        current = workload or self.workload
         nodes = self.nodes if biases else tuple(map(_without_bias, self.nodes))
         dataset: Dataset = 'full_batch' if self.plan.dataset == 'full-batch' else 'data_parallel'
-        loss = told.loss_operators if choices.in_operators(told) else told.loss
+        loss = current.loss_operators if choices.in_operators(current) else current.loss
         return model_graph(replace(self.part, nodes=nodes), loss, dataset)
 
     def check_given(self) -> None:
@@ -254,10 +256,10 @@ class _Search:
         parallel = self.plan.hsdp != 'off' or self.plan.zero > 0 or bool(self.plan.shard)
         self.check_samples()
         stages = self.plan.pipeline // choices.odd_factor(self.plan.pipeline)
-        found = double_recursive(self.graph(), self.twos * stages, compat, optimizer_parallel=parallel, stages=stages)
+        by_name = double_recursive(self.graph(), self.twos * stages, compat, optimizer_parallel=parallel, stages=stages)
         # What the compiler makes of an embedding is not known from any record: it is left to be split by batch.
-        kept = {name: choice for name, choice in found.items() if not isinstance(self.operators.get(name), Embedding)}
-        return self.with_flattens(self.in_full(kept))
+        rest = {name: choice for name, choice in by_name.items() if not isinstance(self.operators.get(name), Embedding)}
+        return self.with_flattens(self.in_full(rest))
 
     def with_flattens(self, choice_of: Mapping[str, Choice]) -> Mapping[str, Choice]:
         """Those of a flatten as the network's takes them."""
@@ -270,8 +272,8 @@ class _Search:
 
     def reached(self) -> dict[str, str]:
         """From which of the given layers each other was reached."""
-        told = spread_from(self.graph(), self.fixed)
-        names = {name: choices.LOSS if first == self.loss else first for name, first in told.items()}
+        sources = spread_from(self.graph(), self.fixed)
+        names = {name: choices.LOSS if first == self.loss else first for name, first in sources.items()}
         origins = {
             name: f'propagated from {first} as MindSpore {self.plan.compat} does' for name, first in names.items()
         }
@@ -308,24 +310,24 @@ class _Search:
 
         Arguments: ``few``, the best few by each of some objectives, the first twice.
         """
-        plan, known = replace(self.plan, search='none', redistribution=self.method), dict[object, Proposal]()
+        plan, proposals = replace(self.plan, search='none', redistribution=self.method), dict[object, Proposal]()
         problems = []
         for name, choice_of in self.tried(few):
             workload, strategies = self.applied(choice_of)
             # Strategies are dicts, which have no hash: their items stand in the key.
-            told = (tuple(given.items()) for given in (workload.loss_strategies, strategies))
-            key = workload.model, workload.loss_strategy, *told
-            if key in known:
-                known[key] = replace(known[key], also=(*known[key].also, name))
+            keys = (tuple(part.items()) for part in (workload.loss_strategies, strategies))
+            key = workload.model, workload.loss_strategy, *keys
+            if key in proposals:
+                proposals[key] = replace(proposals[key], also=(*proposals[key].also, name))
                 continue
             try:
-                known[key] = weighed(name, workload, replace(plan, strategies=strategies), self.cluster)
+                proposals[key] = weighed(name, workload, replace(plan, strategies=strategies), self.cluster)
             except errors.Infeasible as wrong:
                 # One that cannot be lowered is no fault of the user, unless none can: then the first reason is told.
                 problems.append(wrong)
-        if not known:
+        if not proposals:
             raise problems[0]
-        ranking = tuple(sorted(known.values(), key=least_first(self.plan.objective)))
+        ranking = tuple(sorted(proposals.values(), key=least_first(self.plan.objective)))
         best = ranking[0]
         origin = f'searched: {best.name}, least {self.plan.objective}'
         origins = self.origins(best.workload, best.plan.strategies, origin)
@@ -335,7 +337,7 @@ class _Search:
             origins=origins,
             proposals=ranking,
             bound=bound,
-            seconds=min((found[0].cost for name, found in few.items() if name != 'exact'), default=None),
+            seconds=min((solutions[0].cost for name, solutions in few.items() if name != 'exact'), default=None),
         )
 
     def in_seconds(self, objective: objectives.StepBytes) -> dict[str, Objective]:
@@ -358,8 +360,8 @@ class _Search:
         # A flatten lies as its input does: it is no work, and rows move as well behind it.
         flattens = {node.name for node in self.nodes if isinstance(node.operator, Flatten)}
         for name, best in few.items():
-            for place, found in enumerate(best, name != 'exact'):
-                full = self.in_full(found.choices)
+            for place, solution in enumerate(best, name != 'exact'):
+                full = self.in_full(solution.choices)
                 chosen = {own: choice for own, choice in full.items() if own not in flattens}
                 yield f'{name}, number {place}' if place else name, chosen
         for compat in VERSIONS:
@@ -420,8 +422,8 @@ class _Search:
         nodes = with_strategies(workload.model.nodes, plans.Plan(strategies=dict(strategies)))
         names = [node.name for node in nodes if node.operator.strategy]
         of_loss = [LOSS_OPERATORS[name].node for name in workload.loss_strategies] or [choices.LOSS]
-        found = {name: origin if isinstance(origin, str) else origin.get(name, GIVEN) for name in (*names, *of_loss)}
-        return found | self.given
+        by_name = {name: origin if isinstance(origin, str) else origin.get(name, GIVEN) for name in (*names, *of_loss)}
+        return by_name | self.given
 
     @property
     def given(self) -> dict[str, str]:
@@ -439,14 +441,14 @@ def _without_bias(node: Node) -> Node:
     return replace(node, operator=replace(layer, bias=False)) if isinstance(layer, Dense | Conv2d) else node
 
 
-def spread_from(graph: Graph, given: Collection[str]) -> dict[str, str]:
+def spread_from(graph: Graph, starts: Collection[str]) -> dict[str, str]:
     """By operator, the given one from which propagation reaches it: of each in turn all that is not yet reached."""
-    found = {name: name for name in given}
-    for first in given:
+    origins = {name: name for name in starts}
+    for first in starts:
         queue = [first]
         for name in queue:
             near = (graph.operators[place] for place, *_ in graph.neighbours(graph.names.index(name)))
-            left = dict.fromkeys(one.name for one in near if one.primitive != DATASET and one.name not in found)
-            found |= dict.fromkeys(left, first)
+            left = dict.fromkeys(one.name for one in near if one.primitive != DATASET and one.name not in origins)
+            origins |= dict.fromkeys(left, first)
             queue += left
-    return found
+    return origins

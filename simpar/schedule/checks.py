@@ -87,13 +87,13 @@ def key_term(key: document.Key) -> Fault | None:
     *above, word = map(str, key)
     if above[:2] == ['workload', 'network'] and len(above) > 2:
         return _layer_term(plain(word))
-    known = _known(plain(word))
-    if absent := _absent_of(known):
+    stem = _stem(plain(word))
+    if absent := _absent_of(stem):
         return absent
-    if known not in _WRITE:
+    if stem not in _WRITE:
         home = _HOMES.get(word, '')
         return Fault('unknown key', f'write {home}') if home else None
-    place, colon, value = _WRITE[known].partition(': ')
+    place, colon, value = _WRITE[stem].partition(': ')
     owner, _, name = place.rpartition('.')
     if owner.startswith('workload.optimizer') and above[:2] == ['workload', 'optimizer']:
         owner = '.'.join(above)
@@ -102,7 +102,7 @@ def key_term(key: document.Key) -> Fault | None:
     return Fault('unknown key', f'write {short}{colon}{value}')
 
 
-def _known(word: str) -> str:
+def _stem(word: str) -> str:
     """The word, or what is left of it without what many words have around them, if that is in a table."""
     shorter = AROUND.sub('', word, count=1)
     # Twice, for words may have something before them and behind.
@@ -113,8 +113,8 @@ def _known(word: str) -> str:
 def _absent_of(word: str) -> Fault | None:
     """Of a word for what is not modelled."""
     family = next((what for pattern, what in FAMILIES.items() if re.search(pattern, word)), '')
-    found = _IS_ABSENT.get(word, '' if word in _WRITE else family)
-    return _absent(found) if found else None
+    text = _IS_ABSENT.get(word, '' if word in _WRITE else family)
+    return _absent(text) if text else None
 
 
 def _layer_term(word: str) -> Fault | None:
@@ -126,20 +126,20 @@ def _layer_term(word: str) -> Fault | None:
 
 def value_term(key: document.Key, value: str) -> Fault | None:
     """What to say of an unknown value that is a word of the field; None of others."""
-    name, known = str(key[-1]), plain(value)
+    name, word = str(key[-1]), plain(value)
     # Classes of torch are written together: ScheduleInterleaved1F1B.
     if key[:2] == ('cluster', 'links'):
         return Fault(f'a factor of the profile is wanted (got "{value[:38]}")', 'write e.g. 0.5 for half its bandwidth')
-    found = _OTHER_VALUES.get((name, known.replace('_', '')))
-    if found:
-        return Fault(f'unknown value (got "{value[:38]}")', f'write {found}')
-    if name == 'order' and known in ABSENT_ORDERS.split():
+    advice = _OTHER_VALUES.get((name, word.replace('_', '')))
+    if advice:
+        return Fault(f'unknown value (got "{value[:38]}")', f'write {advice}')
+    if name == 'order' and word in ABSENT_ORDERS.split():
         return _absent(f'the order {value[:38]}')
-    if name == 'precision' and _WRITE.get(known) == 'workload.fp8':
+    if name == 'precision' and _WRITE.get(word) == 'workload.fp8':
         return Fault(f'unknown value (got "{value[:38]}")', 'write bf16, and fp8: hybrid beside it')
-    if name == 'attention' and _WRITE.get(known, '').startswith('plan.context'):
-        return Fault(f'unknown value (got "{value[:38]}")', f'write flash, and {_WRITE[known]}')
-    return _absent_of(known) if name in _CHOSEN else None
+    if name == 'attention' and _WRITE.get(word, '').startswith('plan.context'):
+        return Fault(f'unknown value (got "{value[:38]}")', f'write flash, and {_WRITE[word]}')
+    return _absent_of(word) if name in _CHOSEN else None
 
 
 def _absent(what: str) -> Fault:
@@ -178,11 +178,11 @@ def _of_layer(layer: Operator, plan: plans.Plan) -> Iterator[tuple[str, str, str
 
 def _axes(key: str, dims: Iterator[str] | tuple[str, ...], plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
     """The first axis that is not there."""
-    known = [name for name in plan.device_matrix if name.lower() != UNSHARDED]
+    axes = [name for name in plan.device_matrix if name.lower() != UNSHARDED]
     for name in (axis for dim in dims if dim.lower() != UNSHARDED for axis in dim.split('+')):
-        if name not in known:
+        if name not in axes:
             instead = (
-                f'write {", ".join(known)} or {UNSHARDED}' if known else f'write e.g. plan.device_matrix: {{{name}: 2}}'
+                f'write {", ".join(axes)} or {UNSHARDED}' if axes else f'write e.g. plan.device_matrix: {{{name}: 2}}'
             )
             yield key, f'{name} is no axis of plan.device_matrix', instead
             return
@@ -205,10 +205,12 @@ def strategies_fit(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
 def _named(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
     """Patterns of the plan's strategies and layouts that match no operator which takes one."""
     names = [node.name for node in workload.model.nodes if isinstance(node.operator, Sharded)]
-    shown = ', '.join(names[: tape.SHOWN]) + (', …' if len(names) > tape.SHOWN else '')
-    for key, given in (('strategies', plan.strategies), ('layouts', plan.layouts)):
-        for pattern in (one for one in given if not any(record.matches(name, one) for name in names)):
-            yield Problem(('plan', key, pattern), f'{pattern} names no operator of the model', f'write one of {shown}')
+    choices = ', '.join(names[: tape.SHOWN]) + (', …' if len(names) > tape.SHOWN else '')
+    for key, patterns in (('strategies', plan.strategies), ('layouts', plan.layouts)):
+        for pattern in (one for one in patterns if not any(record.matches(name, one) for name in names)):
+            yield Problem(
+                ('plan', key, pattern), f'{pattern} names no operator of the model', f'write one of {choices}'
+            )
 
 
 def full_batch(workload: Workload, plan: plans.Plan) -> bool:
@@ -245,8 +247,8 @@ MOST_ACTIONS = 2**20
 
 def pipeline_fits(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
-    known = plan.rows or plan.order in (*orders.ORDERS, *orders.AUTOMATIC, zero_bubble.TWO_HOMES)
-    term = None if known else value_term(('plan', 'order'), plan.order)
+    is_known = plan.rows or plan.order in (*orders.ORDERS, *orders.AUTOMATIC, zero_bubble.TWO_HOMES)
+    term = None if is_known else value_term(('plan', 'order'), plan.order)
     if term:
         yield Problem(('plan', 'order'), *term)
         return
@@ -314,16 +316,16 @@ def _stages(workload: Workload, plan: plans.Plan, order: Order) -> Iterator[Prob
         yield from _marks(model, order.stages)
     if isinstance(plan.stages, str):
         return
-    told = ' or '.join(f'{count} {what}' for what, count in counts.items() if count)
+    text = ' or '.join(f'{count} {what}' for what, count in counts.items() if count)
     if plan.stages and len(plan.stages) != order.stages:
         lists = f'lists {len(plan.stages)} stages, but {plan.order} has {order.stages}'
         yield Problem(('plan', 'stages'), lists, f'list {order.stages} counts of {" or ".join(counts)}')
     elif plan.stages and sum(plan.stages) not in counts.values():
-        lists = f'lists {sum(plan.stages)} in all, but the model has {told}'
+        lists = f'lists {sum(plan.stages)} in all, but the model has {text}'
         sums = ' or '.join(map(str, sorted({*counts.values()} - {0})))
         yield Problem(('plan', 'stages'), lists, f'choose counts whose sum is {sums}')
     elif not plan.stages and most < order.stages:
-        few = f'{order.stages} stages for {told}'
+        few = f'{order.stages} stages for {text}'
         yield Problem(('plan', 'pipeline'), few, f'write a pipeline of at most {max(most, 1)} stages')
     if 0 in plan.stages and not model.empty_stages:
         yield Problem(('plan', 'stages'), 'a stage of a network holds no layer', f'give each at least one of {most}')
@@ -350,7 +352,7 @@ def _marks(model: Model, stages: int) -> Iterator[Problem]:
 def check(contents: Contents) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
     workload, plan = contents.workload, contents.plan
-    yield from workload.model.problems(_asked(workload, plan))
+    yield from workload.model.problems(_job_of(workload, plan))
     yield from keys.conflicts_of(
         'schedule', workload=workload, plan=plan, model=workload.model, **_facts(workload, plan)
     )
@@ -387,14 +389,14 @@ def batch_fits(workload: Workload, plan: plans.Plan, data: int) -> Iterator[Prob
     counts = {'data': split, 'micro_batches': plan.micro_batches, 'copies': plan.copies}
     slices = prod(counts.values())
     if workload.batch % slices:
-        shown = {name: count for name, count in counts.items() if count > 1}
-        product = f' = {slices}' if len(shown) > 1 else ''
-        factors = ' × '.join(f'{name} {count}' for name, count in shown.items()) + product
+        parts = {name: count for name, count in counts.items() if count > 1}
+        product = f' = {slices}' if len(parts) > 1 else ''
+        factors = ' × '.join(f'{name} {count}' for name, count in parts.items()) + product
         what = f'{workload.batch} samples do not divide by {factors}'
         yield Problem(('workload', 'batch'), what, multiple(workload.batch, slices))
 
 
-def _asked(workload: Workload, plan: plans.Plan) -> Asked:
+def _job_of(workload: Workload, plan: plans.Plan) -> Asked:
     return Asked(
         loss=workload.loss,
         data=workload.data,

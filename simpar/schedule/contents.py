@@ -63,8 +63,8 @@ class Planner:
     margin: Annotated[float, Field(ge=0, lt=1)] | None = None
 
 
-def planner_fits(planner: Planner | None, known: Mapping[str, Any]) -> Iterator[Problem]:
-    """What is wrong with the section by itself, each at its key; ``known``, the keys that may be free and why not."""
+def planner_fits(planner: Planner | None, keys: Mapping[str, Any]) -> Iterator[Problem]:
+    """What is wrong with the section by itself, each at its key; ``keys``, the keys that may be free and why not."""
     if planner is None:
         return
     if not isinstance(planner.keys, dict):
@@ -73,8 +73,8 @@ def planner_fits(planner: Planner | None, known: Mapping[str, Any]) -> Iterator[
     for key, value in planner.keys.items():
         name = str(key).removeprefix('plan.')
         at = (*_KEY, key)
-        if not str(key).startswith('plan.') or name not in known:
-            yield Problem(at, 'not a key of the plan', f'write one of plan.{", plan.".join(sorted(known)[:40])}')
+        if not str(key).startswith('plan.') or name not in keys:
+            yield Problem(at, 'not a key of the plan', f'write one of plan.{", plan.".join(sorted(keys)[:40])}')
         elif isinstance(value, list):
             yield from _list_fits(at, value)
         elif isinstance(value, dict):
@@ -86,9 +86,9 @@ def planner_fits(planner: Planner | None, known: Mapping[str, Any]) -> Iterator[
 def _list_fits(at: tuple[str, ...], values: list[Any]) -> Iterator[Problem]:
     if not 0 < len(values) <= MOST_VALUES:
         yield Problem(at, f'{len(values)} values', f'write 1 to {MOST_VALUES}')
-    shown = [json.dumps(value) for value in values]
-    if len(set(shown)) < len(shown):
-        again = next(one for place, one in enumerate(shown) if one in shown[:place])
+    texts = [json.dumps(value) for value in values]
+    if len(set(texts)) < len(texts):
+        again = next(one for place, one in enumerate(texts) if one in texts[:place])
         yield Problem(at, f'{again[:40]} stands twice', 'write each value once')
 
 
@@ -414,8 +414,8 @@ def _written(tree: Tree, sweeps: Sequence[str]) -> Tree:
         origins[(*_AT, key.strip())] = label
     refuse(problems)
     root = {**tree.root, 'sweep': values} if isinstance(tree.root, dict) else tree.root
-    kept = {key: place for key, place in tree.origins.items() if key[:1] != _AT}
-    return replace(tree, root=root, origins={**kept, **origins})
+    rest = {key: place for key, place in tree.origins.items() if key[:1] != _AT}
+    return replace(tree, root=root, origins={**rest, **origins})
 
 
 def _values(text: str, label: str, problems: list[Problem]) -> list[Any]:
@@ -468,9 +468,9 @@ def row_tree(tree: Tree, settings: Settings) -> Tree:
     return made
 
 
-def problems_of_rows(known: Sequence[Problem], rows: Sequence[Sequence[Problem]]) -> list[Problem]:
+def problems_of_rows(file_problems: Sequence[Problem], rows: Sequence[Sequence[Problem]]) -> list[Problem]:
     """The problems of all rows on one screen: those of the file as they are, those that a row makes as the sweep's."""
-    own = {(problem.where, problem.what) for problem in known}
+    own = {(problem.where, problem.what) for problem in file_problems}
     every = chain.from_iterable(rows)
     return one_screen(
         [one if (one.where, one.what) in own else replace(one, what=f'sweep: {one.what}') for one in every]

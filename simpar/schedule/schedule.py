@@ -38,7 +38,7 @@ class Schedule(contents.Contents):
 
     def where(self, key: str = '') -> str:
         """The file:line (or `--set`) of a dotted key, or of the nearest key above it."""
-        places = {'': 'schedule', **{document.dotted(known): place for known, place in self.origins.items()}}
+        places = {'': 'schedule', **{document.dotted(path): place for path, place in self.origins.items()}}
         parts = key.split('.')
         above = ('.'.join(parts[:end]) for end in range(len(parts), -1, -1))
         return next(places[name] for name in above if name in places)
@@ -124,20 +124,20 @@ def schedule_of(tree: document.Tree, folder: Path = Path()) -> Schedule:
 
     Argument: ``folder``, where paths in its file start.
     """
-    found, of_stack = _complete(replace(tree, shorts=_SHORTS), folder)
+    expansion, of_stack = _complete(replace(tree, shorts=_SHORTS), folder)
     problems: list[Problem] = []
-    content = _built(found, problems)
+    content = _built(expansion, problems)
     if content is None:
-        against = _problems_of_against(found, problems)
-        raise ScheduleError(document.one_screen([*problems, *_problems_of_profile(found.tree), *against]))
-    return _schedule(found, of_stack, content, folder)
+        against = _problems_of_against(expansion, problems)
+        raise ScheduleError(document.one_screen([*problems, *_problems_of_profile(expansion.tree), *against]))
+    return _schedule(expansion, of_stack, content, folder)
 
 
 def _complete(tree: document.Tree, folder: Path, words: str = '') -> tuple[Expanded, frozenset[document.Key]]:
     """A tree with the keys of its config and of its framework, and which ones the framework decides."""
-    found = expanded(tree, folder)
-    whole, of_stack = contents.with_framework(found.tree, folder, words=words)
-    return replace(found, tree=whole), of_stack
+    expansion = expanded(tree, folder)
+    whole, of_stack = contents.with_framework(expansion.tree, folder, words=words)
+    return replace(expansion, tree=whole), of_stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,19 +165,19 @@ def load_rows(
     """
     folder = Path(path).parent if document.is_path(path) else Path()
     tree = _with_module(contents.swept_tree(path, overrides, sweeps, _SHORTS), module)
-    known: list[Problem] = []
-    _built(expanded(tree, folder), known, None)
+    file_problems: list[Problem] = []
+    _built(expanded(tree, folder), file_problems, None)
     if not isinstance(tree.root, dict):
-        raise ScheduleError(known)
+        raise ScheduleError(file_problems)
     try:
         rows = contents.rows_of_tree(tree)
     except ScheduleError as wrong:
-        raise ScheduleError(document.one_screen([*known, *wrong.problems])) from None
+        raise ScheduleError(document.one_screen([*file_problems, *wrong.problems])) from None
     words = contents.framework_words(tree)
     made = [_row(tree, settings, folder, words) for settings in rows]
     malformed = [row for row in made if isinstance(row, list)]
     if malformed:
-        raise ScheduleError(contents.problems_of_rows(known, malformed))
+        raise ScheduleError(contents.problems_of_rows(file_problems, malformed))
     return tuple(row for row in made if isinstance(row, Row))
 
 
@@ -196,26 +196,28 @@ def _row(tree: document.Tree, settings: contents.Settings, folder: Path, words: 
 
     problems: list[Problem] = []
     try:
-        found, of_stack = _complete(contents.row_tree(tree, settings), folder, words)
+        expansion, of_stack = _complete(contents.row_tree(tree, settings), folder, words)
     except ScheduleError as wrong:
         return wrong.problems
     values = {setting.key: setting.value for setting in settings}
-    _built(found, problems, fits)
+    _built(expansion, problems, fits)
     # ``fits`` runs on well-formed contents only: it tells a row that does not fit from one that is no schedule.
-    if not formed or found.tree.problems:
+    if not formed or expansion.tree.problems:
         return problems
-    return Row(settings=values, schedule=_schedule(found, of_stack, formed[0], folder), problems=tuple(problems))
+    return Row(settings=values, schedule=_schedule(expansion, of_stack, formed[0], folder), problems=tuple(problems))
 
 
-def _schedule(found: Expanded, of_stack: frozenset[document.Key], content: contents.Contents, folder: Path) -> Schedule:
+def _schedule(
+    expansion: Expanded, of_stack: frozenset[document.Key], content: contents.Contents, folder: Path
+) -> Schedule:
     """The schedule of a tree; paths of profile and stack start from the file's folder, or from here if typed here."""
-    cluster = _located(content.cluster, folder, lambda key: not found.tree.where(key).startswith(contents.TYPED))
+    cluster = _located(content.cluster, folder, lambda key: not expansion.tree.where(key).startswith(contents.TYPED))
     return Schedule(
         **{**_values(content), 'cluster': cluster},
-        origins=found.tree.origins,
+        origins=expansion.tree.origins,
         folder=folder,
-        of_config=found.told,
-        notes=found.notes,
+        of_config=expansion.told,
+        notes=expansion.notes,
         of_stack=of_stack,
     )
 
@@ -273,15 +275,15 @@ def _in_full(root: Any) -> Any:
 
 
 def _built(
-    found: Expanded,
+    expansion: Expanded,
     problems: list[Problem],
     fits: Callable[[contents.Contents], Iterator[Problem]] | None = checks.check,
 ) -> contents.Contents | None:
     """The contents of a tree, or None and its problems added to the list. Argument: ``fits``, what is checked of it."""
     try:
-        return document.build(found.tree, contents.Contents, prepare=_in_full, check=fits, terms=TERMS)
+        return document.build(expansion.tree, contents.Contents, prepare=_in_full, check=fits, terms=TERMS)
     except ScheduleError as wrong:
-        problems += _one_model(found.tree, [in_its_words(problem, found.words) for problem in wrong.problems])
+        problems += _one_model(expansion.tree, [in_its_words(problem, expansion.words) for problem in wrong.problems])
         return None
 
 
@@ -293,9 +295,9 @@ def _one_model(tree: document.Tree, problems: list[Problem]) -> list[Problem]:
     if len(both) < 2 or any(word in one.what for one in problems for word in ('at once', 'stands beside')):
         return problems
     what = f'workload: has all of {", ".join(both)} at once'
-    told = Problem(tree.where(('workload', both[1])), what, f'keep one of them: {" or ".join(both)}')
+    clash = Problem(tree.where(('workload', both[1])), what, f'keep one of them: {" or ".join(both)}')
     of_both = tuple(f'workload.{name}' for name in both)
-    return [told, *(one for one in problems if not one.what.startswith(of_both))]
+    return [clash, *(one for one in problems if not one.what.startswith(of_both))]
 
 
 def _differing(
@@ -340,16 +342,16 @@ def _problems_of_profile(tree: document.Tree) -> list[Problem]:
     return []
 
 
-def _problems_of_against(found: Expanded, known: list[Problem]) -> list[Problem]:
+def _problems_of_against(expansion: Expanded, file_problems: list[Problem]) -> list[Problem]:
     """What is wrong with ``against`` in a file that is wrong without it, as far as it can be told."""
-    tree = found.tree
+    tree = expansion.tree
     against = tree.get(('against',))
     if not isinstance(against, dict) or len(against) > contents.MOST_DIFFERENCES:
         return []
     other, problems = _differing(tree, against, tree.origins)
-    _built(replace(found, tree=other), problems)
+    _built(replace(expansion, tree=other), problems)
     # The baseline has all faults of the file once more: each is told once.
-    old = {(problem.where, problem.what) for problem in known}
+    old = {(problem.where, problem.what) for problem in file_problems}
     new = [problem for problem in problems if (problem.where, problem.what) not in old]
     return [replace(problem, what=f'against: {problem.what}') for problem in new]
 
@@ -369,8 +371,8 @@ def with_changes(schedule: Schedule, changes: Mapping[str, Any]) -> Schedule:
         # What differs in a baseline and what differs in a what-if is the same question, asked from the other side.
         other = replace(schedule, against=keys).baseline()
     except ScheduleError as wrong:
-        told = (replace(one, where='what_if', what=one.what.removeprefix('against: ')) for one in wrong.problems)
-        raise ScheduleError([*told]) from None
+        problems = (replace(one, where='what_if', what=one.what.removeprefix('against: ')) for one in wrong.problems)
+        raise ScheduleError([*problems]) from None
     if not keys:
         raise refusal('what_if', 'no key was given', 'give one with its value, e.g. copies=4')
     # A link that no factor is written for is as the profile has it.
@@ -383,21 +385,21 @@ def told_apart(schedules: Sequence[Schedule]) -> list[dict[str, Any]]:
     """The keys in which schedules differ, with the values that each has; links and values below keys included."""
     trees = [document.Tree(root=written(one), origins={}) for one in schedules]
     keys = dict.fromkeys(key for tree in trees for key in _keys(tree.root))
-    found = {key: [tree.get(tuple(key.split('.'))) for tree in trees] for key in keys}
+    by_key = {key: [tree.get(tuple(key.split('.'))) for tree in trees] for key in keys}
     # Of a mapping and what stands in it, the latter says what differs.
-    unlike = [key for key, values in found.items() if any(value != values[0] for value in values[1:])]
+    unlike = [key for key, values in by_key.items() if any(value != values[0] for value in values[1:])]
     unlike = [key for key in unlike if not any(other.startswith(f'{key}.') for other in unlike)]
-    return [{key: found[key][index] for key in unlike} for index in range(len(trees))]
+    return [{key: by_key[key][index] for key in unlike} for index in range(len(trees))]
 
 
 def _dotted(schedule: Schedule, name: str) -> str:
     """The dotted key that a name stands for."""
     if '.' in name:
         return name
-    found = [key for key in _keys(written(schedule)) if key.rpartition('.')[2] == name]
+    keys = [key for key in _keys(written(schedule)) if key.rpartition('.')[2] == name]
     # The plan's keys come first: what one asks is mostly of the plan. `plan.data` is a degree, `workload.data` a kind.
-    if found:
-        return found[0]
+    if keys:
+        return keys[0]
     near = difflib.get_close_matches(name, [key.rpartition('.')[2] for key in _keys(written(schedule))], 1)
     remedy = f'did you mean {near[0]}?' if near else 'write a key of plan, cluster or workload'
     raise refusal('what_if', f'{name}: unknown key', remedy)

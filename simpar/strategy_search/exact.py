@@ -142,9 +142,9 @@ class Elimination:
             if depth == len(order):
                 yield bound, self._choices(partial, order)
                 continue
-            known = self._choices(partial, order[:depth])
+            picks = self._choices(partial, order[:depth])
             bucket = order[depth]
-            row = bucket.row(known)
+            row = bucket.row(picks)
             ranks = np.argsort(row, kind='stable')
             # Only this row tells ranks apart: what is below is a least sum that the bound already has.
             base = bound - float(row[ranks[rank]] - row[ranks[0]])
@@ -223,16 +223,16 @@ def ranked(
     Arguments: ``fixed``, operators that a user split. Raises ``ScheduleError`` where one of these cannot be split so.
     """
     problem = _Problem(graph, devices, objective or Bytes(), fixed or {})
-    found: list[Found] = []
+    best: list[Found] = []
     # The first takes a step for each variable.
     steps = max(STEPS, len(problem.sizes) + 1)
     for cost, picks in Elimination(problem.sizes, problem.factors()).solutions(steps):
         choices = problem.choices(picks)
-        if all(choices != other.choices for other in found):
-            found.append(Found(choices, cost))
-        if len(found) == count:
+        if all(choices != other.choices for other in best):
+            best.append(Found(choices, cost))
+        if len(best) == count:
             break
-    return found
+    return best
 
 
 def evaluate(graph: Graph, choices: Mapping[str, Choice], devices: int, objective: Objective | None = None) -> Found:

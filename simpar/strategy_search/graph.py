@@ -39,8 +39,8 @@ class Operator(Call):
     @property
     def look(self) -> object:
         """What of it decides how it can be split, beside the shapes of its tensors."""
-        told = self.named
-        axes = told and (told.inputs, told.output, tuple(told.fixed), tuple(told.units.items()))
+        rule = self.named
+        axes = rule and (rule.inputs, rule.output, tuple(rule.fixed), tuple(rule.units.items()))
         return (self.primitive, axes, self.transpose_a, self.transpose_b, self.permutation, self.axes, self.keep_dims)
 
     @property
@@ -182,9 +182,9 @@ class GraphBuilder:
 
         Arguments: ``call``, its attributes; ``named``, its named dims where the primitive does not tell them.
         """
-        told = {part.name: getattr(call, part.name) for part in fields(Call)}
+        attributes = {part.name: getattr(call, part.name) for part in fields(Call)}
         self.operators.append(
-            Operator(name=name, primitive=primitive, reads=reads, writes=(name,), named=named, **told)
+            Operator(name=name, primitive=primitive, reads=reads, writes=(name,), named=named, **attributes)
         )
         self.shapes[name] = shape
         return name
@@ -220,8 +220,8 @@ class GraphBuilder:
 
     def reduce(self, primitive: str, name: str, x: str, axes: tuple[int, ...], *, keep_dims: bool = False) -> str:
         """A reduction over some dims."""
-        kept = [1 if dim in axes else size for dim, size in enumerate(self.shapes[x]) if keep_dims or dim not in axes]
-        return self.add(primitive, name, (x,), tuple(kept), Call(axes=axes, keep_dims=keep_dims))
+        sizes = [1 if dim in axes else size for dim, size in enumerate(self.shapes[x]) if keep_dims or dim not in axes]
+        return self.add(primitive, name, (x,), tuple(sizes), Call(axes=axes, keep_dims=keep_dims))
 
     def graph(self, dataset: Dataset = 'full_batch') -> Graph:
         """What was collected."""

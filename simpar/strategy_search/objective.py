@@ -258,8 +258,8 @@ def propagate(graph: Graph, fixed: Mapping[str, Choice], devices: int, compat: C
     for operator in graph.operators:
         if operator.name not in walk.chosen:
             walk.chosen[operator.name] = walk.default(operator)
-    found = {name: Choice(walk.chosen[name].strategy) for name in graph.names}
-    return {**found, **fixed}
+    choices = {name: Choice(walk.chosen[name].strategy) for name in graph.names}
+    return {**choices, **fixed}
 
 
 class _Walk:
@@ -286,28 +286,28 @@ class _Walk:
                     self.chosen[operator.name] = self.choose(operator, position, known)
                     queue.append(near)
 
-    def choose(self, operator: Operator, position: int, known: Bits) -> ShardedOperator:
+    def choose(self, operator: Operator, position: int, bits: Bits) -> ShardedOperator:
         """The neighbour's layout decides: no redistribution, then least communication, then least computation."""
         # Rules live as long as the walk, so the id of one stands for it.
-        asked = (id(self.kind(operator)), position, known)
-        if asked not in self.answers:
-            copied = self.copied(operator, position, known)
+        key = (id(self.kind(operator)), position, bits)
+        if key not in self.answers:
+            copied = self.copied(operator, position, bits)
             options = [copied] if copied else self.candidates(operator)
             # Of equal keys the first candidate wins, in the order of strategies.
-            self.answers[asked] = min(options, key=lambda split: self.key(operator, split, position, known))
-        return self.answers[asked]
+            self.answers[key] = min(options, key=lambda split: self.key(operator, split, position, bits))
+        return self.answers[key]
 
-    def copied(self, operator: Operator, position: int, known: Bits) -> ShardedOperator | None:
+    def copied(self, operator: Operator, position: int, bits: Bits) -> ShardedOperator | None:
         """2.10 copies a layout through operators that are not heavy, where they can have it."""
         if self.compat == '2.0' or operator.kind.weighs_work:
             return None
-        found = self.kind(operator)
-        return found.copy(found.output if position < 0 else found.reads[position], known)
+        kind = self.kind(operator)
+        return kind.copy(kind.output if position < 0 else kind.reads[position], bits)
 
-    def key(self, operator: Operator, split: ShardedOperator, position: int, known: Bits) -> tuple[float, ...]:
+    def key(self, operator: Operator, split: ShardedOperator, position: int, bits: Bits) -> tuple[float, ...]:
         """What is compared; ``position`` is the input that the neighbour writes, −1 where it reads the output."""
         there = split.output if position < 0 else split.inputs[position]
-        redistribution = relayout(there, known) if position < 0 else relayout(known, there)
+        redistribution = relayout(there, bits) if position < 0 else relayout(bits, there)
         if not operator.kind.weighs_work:
             # 2.0 takes the fully used layout with the fewest splits of rows, and replicates only where nothing else
             # is left.
@@ -350,9 +350,9 @@ def relayout(source: Bits, target: Bits) -> int:
     """What it takes to get from one layout to another: nothing, slices alone, or communication."""
     if source == target:
         return EQUAL
-    taken = used(source)
+    bits = used(source)
     # A slice only appends bits that no dim has yet; a bit that leaves another dim moves data.
-    sliced = all(to[: len(at)] == at and not taken & set(to[len(at) :]) for at, to in zip(source, target, strict=True))
+    sliced = all(to[: len(at)] == at and not bits & set(to[len(at) :]) for at, to in zip(source, target, strict=True))
     return SLICES if sliced else COMMUNICATES
 
 
@@ -384,21 +384,21 @@ class Candidate:
 
 def candidates(graph: Graph, operator: Operator, devices: int) -> list[Candidate]:
     """All that exact search considers for an operator, each also with its sum scattered over the rows."""
-    found = rule(graph, operator)
+    operator_rule = rule(graph, operator)
     if operator.primitive == DATASET:
         sharded = graph.dataset == 'data_parallel'
         # A dataset has one axis: the first of its splits leaves it full, the last takes as many devices as samples
         # allow.
-        return list(_candidates(graph, operator, [found.splits(devices)[-1 if sharded else 0]]))
-    return list(_candidates(graph, operator, widest(operator, found, devices)))
+        return list(_candidates(graph, operator, [operator_rule.splits(devices)[-1 if sharded else 0]]))
+    return list(_candidates(graph, operator, widest(operator, operator_rule, devices)))
 
 
-def widest(operator: Operator, found: Rule, devices: int) -> list[ShardedOperator]:
+def widest(operator: Operator, operator_rule: Rule, devices: int) -> list[ShardedOperator]:
     """Splits by powers of two; of what is bound by the matrix units those that use the most devices.
 
     Exact search may replicate the work of others.
     """
-    splits = found.splits(devices)
+    splits = operator_rule.splits(devices)
     if operator.kind.pricing not in ('matrix', 'attention'):
         return splits
     # In bytes replicating a product is free, and would win although every device then does all of the work.

@@ -206,8 +206,8 @@ def double_recursive(
     loops = device_bits(devices)
     for _ in range(loops):
         search.loop()
-    kept = loops - device_bits(stages)
-    main = {name: node.main(kept) for name, node in search.nodes.items()}
+    depth = loops - device_bits(stages)
+    main = {name: node.main(depth) for name, node in search.nodes.items()}
     return Spread(graph, main, devices // stages, devices, compat, search.order).strategies()
 
 
@@ -259,10 +259,10 @@ class _Node:
         last = self.splits[-1]
         return last if last is None or not self.product else of_product.get(last)
 
-    def main(self, kept: int) -> Main:
+    def main(self, depth: int) -> Main:
         """What the first splits make of input, weight and output, as shards of four dims each."""
         shards = [[1] * 4 for _ in range(3)]
-        for axis in self.splits[:kept]:
+        for axis in self.splits[:depth]:
             if axis is None:
                 continue
             if not self.product:

@@ -144,8 +144,8 @@ class Result:
     @property
     def figures(self) -> tuple[object, ...]:
         """All figures of the row."""
-        found, outcome = self.outcome.figures, self.outcome
-        own = (found.compute, found.exposed, found.idle, found.bubble, found.grades) if found else ()
+        numbers, outcome = self.outcome.figures, self.outcome
+        own = (numbers.compute, numbers.exposed, numbers.idle, numbers.bubble, numbers.grades) if numbers else ()
         return (self.step, outcome.peak, outcome.device, *own)
 
     @property

@@ -80,21 +80,21 @@ def _check(address: str) -> None:
         raise ScheduleError(Problem('--scheduler', 'Dask is not installed', instead)) from None
     try:
         # A client of its own kind: Dask's waits for ever where something else listens at the address.
-        found = asyncio.run(asyncio.wait_for(_asked(address, distributed), _TIMEOUT))
+        identity = asyncio.run(asyncio.wait_for(_identity(address, distributed), _TIMEOUT))
     # Whatever listens there may answer anything; Dask then fails in any way.
     except Exception as failure:
         why = f' ({str(failure)[:100]})' if isinstance(failure, ValueError) else f' within {_TIMEOUT:g} s'
         raise _no_scheduler(f'no scheduler of Dask answers at {address}{why}') from None
-    if found.get('type') != 'Scheduler':
-        raise _no_scheduler(f'{address} is no scheduler of Dask, but a {str(found.get("type"))[:40]}')
+    if identity.get('type') != 'Scheduler':
+        raise _no_scheduler(f'{address} is no scheduler of Dask, but a {str(identity.get("type"))[:40]}')
 
 
-async def _asked(address: str, distributed: Any) -> dict[str, Any]:
+async def _identity(address: str, distributed: Any) -> dict[str, Any]:
     """What the process at an address says that it is."""
     arguments = distributed.Security().get_connection_args('client')
     async with distributed.rpc(address, timeout=_TIMEOUT, connection_args=arguments) as peer:
-        found: dict[str, Any] = await peer.identity()
-        return found
+        identity: dict[str, Any] = await peer.identity()
+        return identity
 
 
 def _no_scheduler(what: str) -> ScheduleError:
@@ -159,14 +159,14 @@ def _outcomes(
     places = {f'simpar-{run}-{place:06}': place for place in range(len(schedules))}
     coming = as_completed(_submitted(client, schedules, [*places]), loop=client.loop)
     tries = dict.fromkeys(places, _RETRIES)
-    told, those = not workers, _Workers(client, address, note, set(workers))
+    is_noted, those = not workers, _Workers(client, address, note, set(workers))
     while not coming.is_empty():
         if not those.comes(coming):
-            if note and not told:
+            if note and not is_noted:
                 note(_no_workers(address, 'any more'))
-            told = True
+            is_noted = True
             continue
-        told = False
+        is_noted = False
         # No future of a finished row is held here: Dask would predict it again when the worker that has it dies.
         for name, result in _gathered(client, coming.next_batch(), coming, tries):
             if not isinstance(result, answer.Outcome):
@@ -183,7 +183,7 @@ def _gathered(client: Client, batch: list[Future[Any]], coming: Any, tries: dict
     Arguments: ``tries``, how often that still is done, by name.
     """
     finished = [future for future in batch if future.status == 'finished']
-    found = list(zip([future.key for future in finished], _results(client, finished), strict=True))
+    outcomes = list(zip([future.key for future in finished], _results(client, finished), strict=True))
     for future in batch:
         error = future.exception() if future.status == 'error' else None
         # Dask gives a row up when four workers died that had it, also if it only waited there.
@@ -192,19 +192,19 @@ def _gathered(client: Client, batch: list[Future[Any]], coming: Any, tries: dict
             future.retry()
             coming.add(future)
         elif future not in finished:
-            found.append((future.key, error))
-    return found
+            outcomes.append((future.key, error))
+    return outcomes
 
 
 def _results(client: Client, finished: list[Future[Any]]) -> list[Any]:
     from distributed import CancelledError
 
     try:
-        found: list[Any] = client.gather(finished) if finished else []
+        outcomes: list[Any] = client.gather(finished) if finished else []
     # What a client says of a scheduler that closed between two messages.
     except (CancelledError, RuntimeError) as gone:
         raise ConnectionError(str(gone)) from None
-    return found
+    return outcomes
 
 
 def _submitted(client: Client, schedules: Sequence[Schedule], names: list[str]) -> list[Future[Any]]:
@@ -214,8 +214,10 @@ def _submitted(client: Client, schedules: Sequence[Schedule], names: list[str]) 
     session, source = Session(journal.FILES), journal.source_content()
     sent = [pickle.dumps(_Row(_anywhere(one), journal.read_content(one, session), source)) for one in schedules]
     batch = max(2, _BYTES // max(map(len, sent)))
-    found: list[Future[Any]] = client.map(pickle.loads, sent, key=names, retries=_RETRIES, pure=False, batch_size=batch)
-    return found
+    futures: list[Future[Any]] = client.map(
+        pickle.loads, sent, key=names, retries=_RETRIES, pure=False, batch_size=batch
+    )
+    return futures
 
 
 @dataclass(frozen=True, slots=True)

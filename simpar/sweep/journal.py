@@ -71,8 +71,8 @@ def source_content() -> str:
     """Equal for the same simpar: its version, its source files and the tables among them."""
     # A checkout keeps its version while it is worked on.
     package = Path(__file__).parent.parent
-    found = (file for file in package.rglob('*') if file.suffix in ('.py', '.csv', '.yaml'))
-    files = sorted(found, key=lambda file: file.relative_to(package).parts)
+    paths = (file for file in package.rglob('*') if file.suffix in ('.py', '.csv', '.yaml'))
+    files = sorted(paths, key=lambda file: file.relative_to(package).parts)
     named = [(file.relative_to(package).as_posix(), sha256(file.read_bytes()).hexdigest()) for file in files]
     return _digest([__version__, named])
 
@@ -80,10 +80,10 @@ def source_content() -> str:
 def _stamp(file: Path) -> tuple[int, int]:
     """Time of the last change and size; zeros where there is no such file."""
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def _content(file: Path, stamp: tuple[int, int]) -> str:
@@ -94,8 +94,8 @@ def _content(file: Path, stamp: tuple[int, int]) -> str:
 def _tables(profile: str, stamps: list[tuple[int, int]]) -> list[Path]:
     """The files of a profile's tables; ``stamps`` as of ``_content``, of it and of those that it extends."""
     tables = profiles.load_profile(profile).tables
-    found = (getattr(tables, kind) for kind in profiles.COLUMNS)
-    return [Path(table.file) for table in found if table is not None]
+    entries = (getattr(tables, kind) for kind in profiles.COLUMNS)
+    return [Path(table.file) for table in entries if table is not None]
 
 
 def _digest(value: object) -> str:
@@ -165,7 +165,7 @@ class Journal:
 
     def take(self, wanted: Sequence[Wanted]) -> dict[str, Outcome]:
         """The outcomes, by key, of those rows that are finished; raises ``ScheduleError`` with all that is wrong."""
-        found: dict[str, Outcome] = {}
+        outcomes: dict[str, Outcome] = {}
         problems: list[Problem] = []
         for row in wanted:
             number, line = self._kept.get(row.key, (0, {}))
@@ -173,11 +173,11 @@ class Journal:
             if not line or line.get('places') not in ('', row.places):
                 continue
             try:
-                found[row.key] = build(Tree(root=line.get('outcome'), origins={(): self._place(number)}), Outcome)
+                outcomes[row.key] = build(Tree(root=line.get('outcome'), origins={(): self._place(number)}), Outcome)
             except ScheduleError as wrong:
                 problems += [Problem(one.place, one.what, _MEND) for one in wrong.problems]
         refuse(one_screen(problems))
-        return found
+        return outcomes
 
     def write(self, row: Wanted, outcome: Outcome) -> None:
         """Append a finished row; it stays whatever becomes of this process."""

@@ -87,12 +87,12 @@ def _give(connection: Connection, schedules: Sequence[Schedule], runs: Iterator[
 def received(connection: Connection, which: str) -> Any:
     """What a process has sent; an error is raised. Argument: ``which``, for ``RunFailed`` where it died."""
     try:
-        found = connection.recv()
+        message = connection.recv()
     except (EOFError, ConnectionResetError):
         raise errors.RunFailed(f'{which} died; try fewer --jobs') from None
-    if isinstance(found, Exception):
-        raise found
-    return found
+    if isinstance(message, Exception):
+        raise message
+    return message
 
 
 def start(jobs: int, answering: Callable[[], Callable[[Any], Any]]) -> dict[Connection, BaseProcess]:
@@ -124,10 +124,10 @@ def context() -> Any:
     """Where processes come from; never a fork of this process, which may have threads."""
     if 'forkserver' not in get_all_start_methods():
         return get_context('spawn')
-    found = get_context('forkserver')
+    forkserver = get_context('forkserver')
     # One process imports simpar, and all others are its forks: half a second of work, whatever their number.
-    found.set_forkserver_preload([__name__])
-    return found
+    forkserver.set_forkserver_preload([__name__])
+    return forkserver
 
 
 @contextmanager
@@ -155,10 +155,10 @@ def _work(
         while True:
             for question in connection.recv():
                 try:
-                    found = answer(question)
+                    reply = answer(question)
                 except Exception as error:
-                    found = error
-                connection.send(found)
+                    reply = error
+                connection.send(reply)
 
 
 def predicting() -> Callable[[tuple[Place, Schedule]], tuple[Place, Outcome]]:
@@ -206,8 +206,8 @@ def predict_all(schedules: Sequence[Schedule], way: Way, wanted: Sequence[Wanted
     with ExitStack() as stack:
         rows = stack.enter_context(Journal(way.journal)) if way.journal else None
         if rows is not None:
-            kept = rows.take(wanted)
-            done = {place: kept[row.key] for place, row in enumerate(wanted) if row.key in kept}
+            outcomes = rows.take(wanted)
+            done = {place: outcomes[row.key] for place, row in enumerate(wanted) if row.key in outcomes}
             _tell_of(rows, len(done), way)
         if way.progress and done:
             way.progress(len(done), len(schedules))
@@ -223,10 +223,10 @@ def predict_all(schedules: Sequence[Schedule], way: Way, wanted: Sequence[Wanted
     return [done[place] for place in range(len(schedules))]
 
 
-def _tell_of(journal: Journal, taken: int, way: Way) -> None:
-    others = len(journal) - taken
-    if way.note and taken:
-        way.note(f'{taken} rows are finished in {journal.path}')
+def _tell_of(journal: Journal, count: int, way: Way) -> None:
+    others = len(journal) - count
+    if way.note and count:
+        way.note(f'{count} rows are finished in {journal.path}')
     if way.note and others:
         way.note(f'{others} rows in {journal.path} are left out: of another schedule, profile or simpar')
 
@@ -346,34 +346,34 @@ class Sweep:
         # Only a journal asks, and profiles are read for it.
         asked = different.values() if way.journal else ()
         wanted = [wanted_of(schedule, settings.get(id(schedule)), session) for schedule in asked]
-        found = dict(zip(different, predict_all(list(different.values()), way, wanted), strict=True))
-        return {id(schedule): found[name] for name, schedule in zip(names, schedules, strict=True)}
+        by_name = dict(zip(different, predict_all(list(different.values()), way, wanted), strict=True))
+        return {id(schedule): by_name[name] for name, schedule in zip(names, schedules, strict=True)}
 
     def _fitting(self) -> list[Schedule]:
         return [row.schedule for row in self.rows if not row.problems]
 
     def _baselines(self) -> list[Schedule | errors.ScheduleError | None]:
         """Return each row's baseline, why that is no schedule, or None where the row needs none."""
-        asked = [bool(self.against) and not row.problems for row in self.rows]
-        found = [_baseline(row.schedule) if ask else None for row, ask in zip(self.rows, asked, strict=True)]
-        refused = [one for one in found if isinstance(one, errors.ScheduleError)]
+        flags = [bool(self.against) and not row.problems for row in self.rows]
+        baselines = [_baseline(row.schedule) if ask else None for row, ask in zip(self.rows, flags, strict=True)]
+        refused = [one for one in baselines if isinstance(one, errors.ScheduleError)]
         # If some rows have a baseline, the others only lack a gain; if none has, ``against`` itself is wrong.
-        if refused and len(refused) == sum(asked):
+        if refused and len(refused) == sum(flags):
             raise errors.ScheduleError(one_screen([problem for wrong in refused for problem in wrong.problems]))
-        return found
+        return baselines
 
 
 def _together(schedules: Mapping[str, Schedule]) -> dict[str, Schedule]:
     """The same, ordered so that schedules of one workload and plan are neighbours: they have one program."""
     number: dict[str, int] = {}
     # Rows that differ in prices share the very objects, which are written out once.
-    told: dict[tuple[int, int], str] = {}
+    texts: dict[tuple[int, int], str] = {}
     group = {}
     for name, one in schedules.items():
         both = (id(one.workload), id(one.plan))
-        if both not in told:
-            told[both] = repr((one.workload, one.plan))
-        group[name] = number.setdefault(told[both], len(number))
+        if both not in texts:
+            texts[both] = repr((one.workload, one.plan))
+        group[name] = number.setdefault(texts[both], len(number))
     return dict(sorted(schedules.items(), key=lambda item: group[item[0]]))
 
 

@@ -68,8 +68,8 @@ def _reference(answer: SweepAnswer, result: Result) -> tuple[str, float | None]:
 
 def name_of(answer: SweepAnswer, result: Result) -> str:
     """A row as one says it, e.g. ``copies 2, tensor 4``: by the keys that tell rows apart."""
-    told = {key: value for key, value in result.settings.items() if key in answer.varying}
-    return _named(answer.keys, told or result.settings)
+    settings = {key: value for key, value in result.settings.items() if key in answer.varying}
+    return _named(answer.keys, settings or result.settings)
 
 
 def _named(keys: Sequence[str], settings: Mapping[str, Any]) -> str:
@@ -121,8 +121,8 @@ def _in_full(answer: SweepAnswer, lines: list[Text]) -> list[str]:
     for row, (line, result) in enumerate(zip(lines[1:], answer.results, strict=True), 1):
         if line.cell_len > WIDTH and result.step is None:
             long.setdefault(result.outcome.reason, row)
-    told = [f'Row {row}: {reason}' for reason, row in list(long.items())[:_REASONS]]
-    return told + ([f'Of {len(long) - _REASONS} more reasons see --json.'] if len(long) > _REASONS else [])
+    reasons = [f'Row {row}: {reason}' for reason, row in list(long.items())[:_REASONS]]
+    return reasons + ([f'Of {len(long) - _REASONS} more reasons see --json.'] if len(long) > _REASONS else [])
 
 
 def _values(answer: SweepAnswer, result: Result) -> list[str]:
@@ -297,13 +297,13 @@ def side_by_side(answer: SweepAnswer, across: str) -> str:
         raise errors.ScheduleError(errors.Problem('--across', what, f'write one of {", ".join(answer.keys)}'))
     shorts, named = short_keys(answer.keys), {key: _value_name(answer, key) for key in answer.keys}
     others = [key for key in answer.keys if key != across]
-    found: dict[tuple[str, ...], dict[str, Result]] = {}
+    by_row: dict[tuple[str, ...], dict[str, Result]] = {}
     for result in answer.results:
         row = tuple(named[key](result.settings) for key in others)
         # The first of rows that look alike; later ones would overwrite it.
-        found.setdefault(row, {}).setdefault(named[across](result.settings), result)
+        by_row.setdefault(row, {}).setdefault(named[across](result.settings), result)
     columns = list(dict.fromkeys(named[across](result.settings) for result in answer.results))
-    rows = [[*row, *_cells_of_row([results.get(column) for column in columns])] for row, results in found.items()]
+    rows = [[*row, *_cells_of_row([results.get(column) for column in columns])] for row, results in by_row.items()]
     heads = [*(shorts[key] for key in others), *(f'{shorts[across]} {column}' for column in columns)]
     return _table(heads, rows, left=len(others))
 
@@ -318,8 +318,8 @@ def _cells_of_row(results: Sequence[Result | None]) -> Iterator[str]:
         else:
             outcome, exposed = result.outcome, result.outcome.figures.exposed / result.step
             step = units.format_time(result.step)
-            told = f'**{step}**' if result.sample == best else step
-            yield f'{told}, {exposed * 100:.0f} %, {units.format_size(outcome.peak)}'
+            text = f'**{step}**' if result.sample == best else step
+            yield f'{text}, {exposed * 100:.0f} %, {units.format_size(outcome.peak)}'
 
 
 def _value_name(answer: SweepAnswer, key: str) -> Callable[[Mapping[str, Any]], str]:

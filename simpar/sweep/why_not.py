@@ -160,8 +160,8 @@ class WhyNot:
         for one in self.verdicts:
             does = '-' if one.gain is None else headline.gain_in_words(one.gain)
             verdicts.add_row(one.overlap, 'yes' if one.in_best else 'no', does, one.why)
-        for shown in (sets, verdicts):
-            shown.columns[-1].justify = 'left'
+        for table in (sets, verdicts):
+            table.columns[-1].justify = 'left'
         return [sets, verdicts]
 
     @property
@@ -218,11 +218,11 @@ def why_not(case: Case, only: Collection[str] = ()) -> WhyNot:
     Does not model: what the framework itself refuses to combine; overlaps that are no row of ``overlaps.csv``.
     Example: ``why_not(case).best``.
     """
-    known = dict.fromkeys(one.name for one in overlaps())
+    names = dict.fromkeys(one.name for one in overlaps())
     for name in only:
-        if name not in known:
+        if name not in names:
             what = f'no overlap of this name (got {name})'
-            raise errors.ScheduleError(errors.Problem('--overlap', what, f'write one of {", ".join(known)}'))
+            raise errors.ScheduleError(errors.Problem('--overlap', what, f'write one of {", ".join(names)}'))
     return _Question(case, only).answer()
 
 
@@ -282,9 +282,9 @@ class _Question:
         names = [*self.switches]
         best, complete = self._best(names)
         every = dict(self._alone(names)) | dict(best)
-        shown = [Chosen(), *(self._alone([name]) for name in names), Chosen(every.items()), best]
-        rows = [self._with_tax(chosen) for chosen in dict.fromkeys(shown)]
-        first = rows[[*dict.fromkeys(shown)].index(best)]
+        choices = [Chosen(), *(self._alone([name]) for name in names), Chosen(every.items()), best]
+        rows = [self._with_tax(chosen) for chosen in dict.fromkeys(choices)]
+        first = rows[[*dict.fromkeys(choices)].index(best)]
         fits = first.step is not None and not first.reason
         verdicts = [self._verdict(name, best) for name in names]
         return WhyNot(
@@ -350,11 +350,11 @@ class _Question:
                     return ''
         except errors.SimparError:
             return ''
-        found = {one.key: one.why for one in other.without_effect()}
-        told = next(
-            (found[key] for key in self.switches[name].off if key in found), 'the program is the same without it'
+        reasons = {one.key: one.why for one in other.without_effect()}
+        reason = next(
+            (reasons[key] for key in self.switches[name].off if key in reasons), 'the program is the same without it'
         )
-        return f'as {told}'
+        return f'as {reason}'
 
     def _verdict(self, name: str, best: Chosen) -> Verdict:
         """What an overlap does to the best set; of those that are not in it, why it loses."""
@@ -377,8 +377,8 @@ class _Question:
 
     def _explained(self, within: Schedule, without: Schedule) -> tuple[float, tuple[predict.Contribution, ...]]:
         against = {key: value for key in self.off if (value := without.value(key)) != within.value(key)}
-        found = case_of(replace(within, against=against), session=self.session).predict(tell=False)
-        return found.gain or 0.0, found.explanation
+        prediction = case_of(replace(within, against=against), session=self.session).predict(tell=False)
+        return prediction.gain or 0.0, prediction.explanation
 
     def _with_tax(self, chosen: Chosen) -> Tried:
         outcome = self._of(chosen)
@@ -389,12 +389,12 @@ class _Question:
         return replace(row, tax=-sum(one.seconds for one in explanation if one.effect != _HIDES))
 
     def _row(self, names: tuple[str, ...], outcome: Outcome, changes: Changes) -> Tried:
-        found = outcome.figures
+        figures = outcome.figures
         return Tried(
             overlaps=names,
             changes=changes,
-            step=found.step if found else None,
-            hidden=found.hidden if found else None,
+            step=figures.step if figures else None,
+            hidden=figures.hidden if figures else None,
             peak=outcome.peak,
             reason=outcome.reason,
         )
@@ -445,11 +445,11 @@ def _rank(outcome: Outcome) -> tuple[bool, bool, float]:
 
 def _joined(changes: list[Changes]) -> Changes:
     """Several changes as one: lists are joined, of other keys the last holds."""
-    found: dict[str, Any] = {}
+    joint: dict[str, Any] = {}
     for one in changes:
         for key, value in one.items():
-            found[key] = [*found.get(key, []), *value] if isinstance(value, list) else value
-    return found
+            joint[key] = [*joint.get(key, []), *value] if isinstance(value, list) else value
+    return joint
 
 
 def _changed(schedule: Schedule, changes: Changes) -> Schedule:

@@ -144,11 +144,11 @@ class Builder:
     def _linear(self, node: Node, x: Node, weight: Node, bias: Node | None, inputs: int) -> None:
         """A product; one that is split into equal parts behind it waits for these, and is as many products."""
         whole = weight.held and (bias is None or bias.held)
-        found = joint(node, self.read_by) if whole else None
-        if found is None:
+        split = joint(node, self.read_by) if whole else None
+        if split is None:
             self._product(node, self.read(x), weight, bias, inputs)
             return
-        skipped, parts, count = found
+        skipped, parts, count = split
         self.skipped |= {id(one) for one in skipped[1:]}
         for part in self.read_by[id(skipped[-1])]:
             which = parts[id(part)]
@@ -287,9 +287,9 @@ class Builder:
         # What reads it is told no problem of its own.
         self.names[id(node)] = graph.program_name(node.name)
         # One line of source may be run by each of a list of layers: the first one tells it.
-        told = (where, kind, node.base, said)
-        if told not in self.told:
-            self.told.add(told)
+        key = (where, kind, node.base, said)
+        if key not in self.told:
+            self.told.add(key)
             self.problems.append(
                 Problem(where, f'{path or "the module"} ({kind}): {node.base} {said}', instead or 'leave it out')
             )
@@ -308,16 +308,16 @@ class Builder:
 
 def _needed(output: Node) -> list[Node]:
     """What the output needs, in the order of the export."""
-    found: dict[int, Node] = {}
+    by_id: dict[int, Node] = {}
     stack: list[tuple[Node, bool]] = [(output, False)]
     while stack:
         node, done = stack.pop()
         if done:
-            found.setdefault(id(node), node)
-        elif id(node) not in found:
+            by_id.setdefault(id(node), node)
+        elif id(node) not in by_id:
             stack.append((node, True))
             stack += [(read, False) for read in reversed(list(inside((node.positional, node.named))))]
-    return list(found.values())
+    return list(by_id.values())
 
 
 def _summed(node: Node, price: str) -> int:
@@ -427,13 +427,13 @@ class Constants:
         import torch
 
         if not node.target:
-            found = self._reader.values.get(node.held, self._reader.values.get(node.name, NO_VALUE))
-            return NO_VALUE if found is NO_VALUE or found.device.type == 'meta' else found
+            tensor = self._reader.values.get(node.held, self._reader.values.get(node.name, NO_VALUE))
+            return NO_VALUE if tensor is NO_VALUE or tensor.device.type == 'meta' else tensor
 
         if not node.is_aten:
             raise UnclearError(f'reads a constant of {node.target}, which is no operator of aten; make it a buffer')
         arguments, named = (
-            replaced(told, lambda read: self._known[id(read)]) for told in (node.positional, node.named)
+            replaced(argument, lambda read: self._known[id(read)]) for argument in (node.positional, node.named)
         )
         if any(self._known[id(read)] is NO_VALUE for read in inside((node.positional, node.named))):
             return NO_VALUE
@@ -482,9 +482,9 @@ class Call:
         self.order.append(('read', node))
         return {'read': len(self.reads) - 1}
 
-    def _value(self, told: Any, tensor: Callable[[Node], Any]) -> Any:
+    def _value(self, argument: Any, tensor: Callable[[Node], Any]) -> Any:
         """An argument as a kernel reads it. Arguments: ``tensor``, what stands for a node."""
-        value = replaced(told, tensor)
+        value = replaced(argument, tensor)
         return [_plain(one) for one in value] if isinstance(value, list) else _plain(value)
 
     def _tensor(self, node: Node) -> Spec | Node:

@@ -140,8 +140,8 @@ def _drawn(builder: Any, node: Any, example: Any) -> str:
 
 def _notes(one: Any) -> list[str]:
     casts = sum(str(node.target).startswith('aten._to_copy') for node in one.nodes)
-    told = 'casts of the module between floating types are left out: all of it is computed in workload.precision'
-    return [f'{casts} {told}'] if casts else []
+    text = 'casts of the module between floating types are left out: all of it is computed in workload.precision'
+    return [f'{casts} {text}'] if casts else []
 
 
 def _part(value: Any, name: str) -> Any:
@@ -176,18 +176,18 @@ def imported(reference: str, seed: int = 0, ops: Sequence[str] = ()) -> Imported
     _takes_nothing(reference, function)
     torch.manual_seed(seed)
     try:
-        found: Any = function()
+        answer: Any = function()
     except Exception as error:
         said = str(error).strip().splitlines()[0][:200] if str(error).strip() else ''
         raise _wrong_flag(
             f'{reference} fails: {type(error).__name__}: {said}', 'call it in Python to see where'
         ) from error
-    if isinstance(found, tuple) and found and isinstance(found[0], type):
-        kind = found[0].__name__
+    if isinstance(answer, tuple) and answer and isinstance(answer[0], type):
+        kind = answer[0].__name__
         raise _wrong_flag(f'{reference} returns the class {kind}, not a module', f'call it: {kind}(…)')
-    if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[0], torch.nn.Module):
-        raise _wrong_flag(f'{reference} returns {type(found).__name__}, not a module with example inputs', RETURNS)
-    module, inputs, *more = found
+    if not isinstance(answer, tuple) or len(answer) not in (2, 3) or not isinstance(answer[0], torch.nn.Module):
+        raise _wrong_flag(f'{reference} returns {type(answer).__name__}, not a module with example inputs', RETURNS)
+    module, inputs, *more = answer
     if more and not isinstance(more[0], str):
         raise _wrong_flag(f'{reference} returns an output of type {type(more[0]).__name__}', 'name it, e.g. "logits"')
     return from_module(module, inputs, output=more[0] if more else '', ops=ops, reference=reference)
@@ -219,10 +219,10 @@ def function_of(reference: str) -> Any:
         raise _wrong_flag(what, 'name a module that Python finds from here') from error
     function = getattr(module, name, None)
     if not callable(function):
-        known = ', '.join(
+        choices = ', '.join(
             sorted(key for key, of in vars(module).items() if callable(of) and not key.startswith('_'))[:8]
         )
-        raise _wrong_flag(f'{package} has no function {name}', f'write one of {known}' if known else 'define it')
+        raise _wrong_flag(f'{package} has no function {name}', f'write one of {choices}' if choices else 'define it')
     return function
 
 

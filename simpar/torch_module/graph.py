@@ -224,12 +224,12 @@ def _by_name(target: Any, positional: list[Any], named: Mapping[str, Any]) -> di
     schema = getattr(target, '_schema', None)
     if schema is None:
         return dict(named)
-    known = list(schema.arguments)
-    found = {one.name: one.default_value for one in known if one.has_default_value()}
-    found |= {one.name: value for one, value in zip(known, positional, strict=False)}
-    found |= named
+    parameters = list(schema.arguments)
+    arguments = {one.name: one.default_value for one in parameters if one.has_default_value()}
+    arguments |= {one.name: value for one, value in zip(parameters, positional, strict=False)}
+    arguments |= named
     # In the order of the schema, as kernels take tensors.
-    return {one.name: found[one.name] for one in known if one.name in found and one.name not in _ELSEWHERE}
+    return {one.name: arguments[one.name] for one in parameters if one.name in arguments and one.name not in _ELSEWHERE}
 
 
 def _casts(base: str, first: Node | None, value: Any) -> bool:
@@ -279,7 +279,7 @@ def layers_of(paths: Iterable[str], products: Iterable[bool]) -> tuple[list[int]
     follows them. What stands before the first is −1, what stands behind the last their count.
     """
     paths, products = list(paths), list(products)
-    blocks = [found[1] + '.' + found[2] if (found := _NUMBER.match(path)) else '' for path in paths]
+    blocks = [match[1] + '.' + match[2] if (match := _NUMBER.match(path)) else '' for path in paths]
     order = list(dict.fromkeys(block for block in blocks if block))
     if len(order) < 2:
         return _by_products(products)
@@ -305,14 +305,14 @@ def module_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
     """Tensors of a program by the module's own names, the parts of a weight in one."""
     import torch
 
-    found: dict[str, torch.Tensor] = {}
+    by_name: dict[str, torch.Tensor] = {}
     parts: dict[tuple[str, int], dict[int, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         part = _PART.match(name)
         if part is None:
-            found[module_name(name)] = tensor
+            by_name[module_name(name)] = tensor
         else:
             parts.setdefault((module_name(part[1]), int(part[4])), {})[int(part[2])] = tensor
     for (name, dim), of in parts.items():
-        found[name] = torch.cat([of[place] for place in sorted(of)], dim)
-    return found
+        by_name[name] = torch.cat([of[place] for place in sorted(of)], dim)
+    return by_name

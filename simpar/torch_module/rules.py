@@ -114,8 +114,8 @@ def reduced(call: Arguments, result: Shape) -> Dims:
     names, dims = named(len(x.shape)), call.get('dim')
     gone = {dim % len(names) for dim in ([dims] if isinstance(dims, int) else dims or range(len(names)))}
     keep = bool(call.get('keepdim'))
-    kept = tuple(ONE if dim in gone else name for dim, name in enumerate(names) if keep or dim not in gone)
-    return Dims((names,), kept, tuple(names[dim] for dim in sorted(gone)))
+    output = tuple(ONE if dim in gone else name for dim, name in enumerate(names) if keep or dim not in gone)
+    return Dims((names,), output, tuple(names[dim] for dim in sorted(gone)))
 
 
 def along(*keys: str) -> Rule:

@@ -80,14 +80,14 @@ def nanoseconds(text: str, unit: int = 1000) -> int:
     whole, _, part = text.strip().partition('.')
     both, digits = whole + part, whole.removeprefix('-')
     if unit == 1000 and len(part) == 3 and len(whole) <= _MOST_DIGITS and both.isdecimal():
-        found = int(both)
+        number = int(both)
     elif not digits.isdecimal() or len(digits) > _MOST_DIGITS + 3 * (unit == 1) or (part and not part.isdecimal()):
         raise ValueError(f'no number of microseconds: {text!r}')
     else:
-        found = int(whole) * unit + int((part + '0' * 9)[:9]) * unit // 10**9 * (-1 if whole.startswith('-') else 1)
-    if abs(found) >= _MOST:
+        number = int(whole) * unit + int((part + '0' * 9)[:9]) * unit // 10**9 * (-1 if whole.startswith('-') else 1)
+    if abs(number) >= _MOST:
         raise ValueError(f'no time before the year 2116: {text!r}')
-    return found
+    return number
 
 
 def duration(text: str, unit: int = 1000) -> int:
@@ -104,11 +104,11 @@ def columns_of(head: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
     for at, cell in enumerate(head):
         name, _, unit = cell.strip().rstrip(')').partition('(')
         named.setdefault(name.strip().lower(), (at, UNITS.get(unit.strip().lower(), 0)))
-    found = {
+    candidates = {
         key: next((named[one.lower()] for one in names if one.lower() in named), None) for key, names in COLUMNS.items()
     }
-    known = {key: one for key, one in found.items() if one and (one[1] or key not in NEEDED)}
-    return {key: at for key, (at, _) in known.items()}, {key: unit for key, (_, unit) in known.items()}
+    columns = {key: one for key, one in candidates.items() if one and (one[1] or key not in NEEDED)}
+    return {key: at for key, (at, _) in columns.items()}, {key: unit for key, (_, unit) in columns.items()}
 
 
 @contextmanager
@@ -289,7 +289,7 @@ def _listed(
     path: Path, place: Mapping[str, int], unit: Mapping[str, int], steps: dict[str, int], strange: set[str]
 ) -> Listed:
     """The rows of all devices. Arguments: as ``_places`` has them; ``steps`` and ``strange`` are filled."""
-    found, number = Listed(), 2
+    listing, number = Listed(), 2
     columns = [place.get(key) for key in _ALIKE]
     parts = _side_by_side([column for column in columns if column is not None])
     # The code of rows that differ by their times alone, by what is written in their other columns.
@@ -299,10 +299,10 @@ def _listed(
             alike = cells.keys(parts)
             code = np.array([codes.get(one, _NEW) for one in alike], dtype=np.int64)
             new = np.flatnonzero(code == _NEW)
-            told = ([''] * len(new) if column is None else cells.texts(column, new) for column in columns)
-            for row, one in zip(new.tolist(), zip(*told, strict=True), strict=True):
+            texts = ([''] * len(new) if column is None else cells.texts(column, new) for column in columns)
+            for row, one in zip(new.tolist(), zip(*texts, strict=True), strict=True):
                 if alike[row] not in codes:
-                    codes[alike[row]] = _code(one, steps, found, strange)
+                    codes[alike[row]] = _code(one, steps, listing, strange)
                 code[row] = codes[alike[row]]
             rows = code != _LEFT_OUT
             (begin, plain), (lasts, also) = (_plain(cells, place[key], unit[key]) for key in _TIMES)
@@ -314,18 +314,18 @@ def _listed(
                     lasts[row] = duration(lasting, unit['lasts'])
             except ValueError as error:
                 raise refusal(f'{path}:{number + row}', f'{error}; write it as the export has it') from None
-            found.extend(begin[rows], (begin + lasts)[rows], code[rows])
+            listing.extend(begin[rows], (begin + lasts)[rows], code[rows])
             number += len(cells)
-    return found
+    return listing
 
 
 def _side_by_side(places: Collection[int]) -> list[tuple[int, int]]:
     """The first and the last of columns that stand side by side."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for place in sorted(places):
-        first = found.pop()[0] if found and found[-1][1] == place - 1 else place
-        found.append((first, place))
-    return found
+        first = spans.pop()[0] if spans and spans[-1][1] == place - 1 else place
+        spans.append((first, place))
+    return spans
 
 
 def _plain(cells: Cells, column: int, unit: int) -> tuple[Ints, NDArray[np.bool_]]:
@@ -344,16 +344,16 @@ def _plain(cells: Cells, column: int, unit: int) -> tuple[Ints, NDArray[np.bool_
     digits = np.where(digit, near - _ZERO, 0)
     plain = (point > begin) & (point - begin <= whole) & (digits <= 9).all(axis=1)
     powers = 10 ** (whole + places - at - (at < whole)).astype(np.uint64)
-    found = digits.astype(np.uint64) @ powers
-    return found.astype(np.int64), plain & (found < _MOST)
+    numbers = digits.astype(np.uint64) @ powers
+    return numbers.astype(np.int64), plain & (numbers < _MOST)
 
 
-def _code(told: Sequence[str], steps: dict[str, int], rows: Listed, strange: set[str]) -> int:
+def _code(texts: Sequence[str], steps: dict[str, int], rows: Listed, strange: set[str]) -> int:
     """The number of what a row says but for its times; ``_LEFT_OUT`` where it is of neither kind.
 
-    Arguments: ``told``, the cells of ``_ALIKE``; ``steps``, ``rows`` and ``strange`` are filled.
+    Arguments: ``texts``, the cells of ``_ALIKE``; ``steps``, ``rows`` and ``strange`` are filled.
     """
-    device, name, kind, core, stream, step, shapes, results = map(str.strip, told)
+    device, name, kind, core, stream, step, shapes, results = map(str.strip, texts)
     core = core.upper()
     talks = core in TALKING or name.startswith('hcom_') or kind.startswith('hcom_')
     if not talks and core and core not in COMPUTING:
@@ -478,7 +478,7 @@ def read_trace_view(path: Path) -> RankTrace:
         what = f'shows {len(hardware)} devices in one file'
         raise refusal(path, what, 'give op_summary_*.csv, or export each device by itself')
     marked = sorted(
-        (_lasting(path, event)[0], found[1]) for event in lasting if (found := _STEP.fullmatch(str(event.name)))
+        (_lasting(path, event)[0], match[1]) for event in lasting if (match := _STEP.fullmatch(str(event.name)))
     )
     rows, steps = Listed(), [begin for begin, _ in marked]
     for event in lasting:
@@ -520,7 +520,7 @@ def rank_of(folder: Path) -> int | None:
 def world_of(folder: Path) -> int:
     """Ranks of the job by ``profiler_metadata.json``; 0 where it does not say."""
     try:
-        told = json.loads(read_regular(folder / 'profiler_metadata.json', MOST_BYTES))
-        return int(told.get('distributed_args', {}).get('world_size', 0))
+        metadata = json.loads(read_regular(folder / 'profiler_metadata.json', MOST_BYTES))
+        return int(metadata.get('distributed_args', {}).get('world_size', 0))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return 0

@@ -90,9 +90,9 @@ def culprit_of(traces: Sequence[RankTrace]) -> Culprit | None:
     facts = {trace.rank: one for trace in traces if (one := _facts(trace, common)) is not None}
     if len(facts) < 2 or len({len(one.copies) for one in facts.values()}) > 1:
         return None
-    found = [*_by_rank(facts), *_links(facts), *_samples(facts)]
+    culprits = [*_by_rank(facts), *_links(facts), *_samples(facts)]
     # Only causes of which the ranks are clear, the costliest first.
-    return max(found, key=lambda one: one.seconds, default=None)
+    return max(culprits, key=lambda one: one.seconds, default=None)
 
 
 @lru_cache(maxsize=4096)
@@ -139,7 +139,7 @@ def _facts(trace: RankTrace, common: Collection[str]) -> _Facts | None:
 
 def _gaps(kernels: Kernels, step: NDArray[np.int64], count: int) -> dict[Cause, Floats]:
     """Idle time of a device by what ends it."""
-    found: dict[Cause, Floats] = {cause: np.zeros(count) for cause in _GAPS}
+    gaps: dict[Cause, Floats] = {cause: np.zeros(count) for cause in _GAPS}
     reach = np.maximum.accumulate(kernels.end)
     behind = np.flatnonzero(kernels.begin[1:] > reach[:-1]) + 1
     for at in behind.tolist():
@@ -148,8 +148,8 @@ def _gaps(kernels: Kernels, step: NDArray[np.int64], count: int) -> dict[Cause, 
         # Of a message from one rank to another, what is behind its launch is a wait for the peer.
         until = min(kernels.launch[at], kernels.begin[at]) if talks and _is_pair(kernels, at) else kernels.begin[at]
         cause: Cause = 'input' if first else 'entry' if talks else 'host'
-        found[cause][step[at]] += max(0, int(until - reach[at - 1])) * NANOSECOND
-    return found
+        gaps[cause][step[at]] += max(0, int(until - reach[at - 1])) * NANOSECOND
+    return gaps
 
 
 def _is_pair(kernels: Kernels, at: int) -> bool:
@@ -160,12 +160,12 @@ def _is_pair(kernels: Kernels, at: int) -> bool:
 
 def _messages(kernels: Kernels) -> dict[tuple[str, str], tuple[Floats, Floats]]:
     """By group and kind, seconds of begins and ends of messages in order, shape [messages, 2], and their bytes."""
-    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    by_group: dict[tuple[str, str], list[int]] = defaultdict(list)
     for at in np.flatnonzero((kernels.kind == COMMUNICATION) & (kernels.group != '')).tolist():
         kind = str(kernels.type[at]) or _family(kernels.name[at])
-        found[str(kernels.group[at]), kind.replace('recv', 'send')].append(at)
+        by_group[str(kernels.group[at]), kind.replace('recv', 'send')].append(at)
     times = (np.column_stack((kernels.begin, kernels.end)) - kernels.begin[0]) * NANOSECOND
-    return {key: (times[rows], kernels.bytes[rows].astype(np.float64)) for key, rows in found.items()}
+    return {key: (times[rows], kernels.bytes[rows].astype(np.float64)) for key, rows in by_group.items()}
 
 
 def _items(kernels: Kernels, seconds: Floats) -> tuple[Floats, Floats]:
@@ -220,7 +220,7 @@ def _by_rank(facts: Mapping[int, _Facts]) -> Iterator[Culprit]:
     """What lies on ranks: their kernels, copies and gaps."""
     step, count = median(one.step for one in facts.values()), len(next(iter(facts.values())).copies)
     beyond = _beyond(facts)
-    total = {rank: sum(found.values(), 0 * facts[rank].copies) for rank, (found, _) in beyond.items()}
+    total = {rank: sum(by_cause.values(), 0 * facts[rank].copies) for rank, (by_cause, _) in beyond.items()}
     for ranks, mean, within in _clear(total, step):
         first = total[ranks[0]]
         if mean <= CERTAIN * float(np.std(first)) / count**0.5:
@@ -277,15 +277,15 @@ def _peers(facts: Mapping[int, _Facts]) -> list[list[int]]:
     return [*peers.values()]
 
 
-def _compared(found: Mapping[int, Floats], peers: Sequence[Sequence[int]]) -> dict[int, Floats]:
+def _compared(by_rank: Mapping[int, Floats], peers: Sequence[Sequence[int]]) -> dict[int, Floats]:
     """What each rank has beyond the median of its peers, by step."""
     more: dict[int, Floats] = {}
     for group in peers:
-        among = group if len(group) > 1 else [*found]
-        rows = np.array([found[rank] for rank in among])
+        among = group if len(group) > 1 else [*by_rank]
+        rows = np.array([by_rank[rank] for rank in among])
         each = dict(zip(among, rows - _others(rows), strict=True))
         more |= {rank: each[rank] for rank in group}
-    return {rank: more[rank] for rank in found}
+    return {rank: more[rank] for rank in by_rank}
 
 
 def _clear(beyond: Mapping[int, Floats], step: float) -> Iterator[tuple[tuple[int, ...], float, float]]:

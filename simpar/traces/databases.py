@@ -167,7 +167,7 @@ def read_nsys(path: Path, extra: re.Pattern[str] | None = None) -> list[RankTrac
                 code = mine.code(kind, NO_STEP, called, '', str(stream), '', str(shapes))
                 mine.add(*numbers[:2], code, *numbers[2:])
     # A process may set memory of a device on which it runs no kernel.
-    places = sorted(place for place, mine in found.items() if {told[2] for told in mine.known} - _COPIES)
+    places = sorted(place for place, mine in found.items() if {row[2] for row in mine.known} - _COPIES)
     if not places:
         raise refusal(path, 'has no kernel of a device', 'record with nsys profile --trace=cuda')
     devices = [device for _, device in places]
@@ -208,11 +208,11 @@ def _launched(kernels: Kernels, calls: Ints) -> Ints:
 
 def _marks(ranges: Sequence[tuple[Any, ...]]) -> list[tuple[str, int, int]]:
     """Number, begin and end of each step, each once."""
-    found: dict[str, tuple[str, int, int]] = {}
+    marks: dict[str, tuple[str, int, int]] = {}
     for begin, end, _, text in ranges:
         if step := _STEP.fullmatch(str(text).strip()):
-            found.setdefault(step[1], (step[1], begin, end))
-    return list(found.values())
+            marks.setdefault(step[1], (step[1], begin, end))
+    return list(marks.values())
 
 
 def _step_of(launch: Ints, marks: Sequence[tuple[int, int]]) -> Ints:

@@ -41,9 +41,9 @@ def read_dump(path: Path) -> RankTrace:
     """A rank's dump; its rank is the number that its name ends with. Raises ``ScheduleError`` for what is no dump."""
     data = files.read_regular(path, MOST_BYTES)
     try:
-        found = json.loads(data) if data.lstrip()[:1] == b'{' else _unpickled(data)
+        dump = json.loads(data) if data.lstrip()[:1] == b'{' else _unpickled(data)
         calls: dict[str, list[Call]] = defaultdict(list)
-        for entry in found['entries']:
+        for entry in dump['entries']:
             if entry.get('is_p2p'):
                 continue
             name, title = entry['process_group']
@@ -52,7 +52,7 @@ def read_dump(path: Path) -> RankTrace:
             sizes = ', '.join('×'.join(str(int(n)) for n in shape) for shape in entry['input_sizes'])
             # Added up, not formatted: what is no text may be a list of itself, whose words have no end.
             calls[name + ' (' + title + ')'].append(Call(number, f'{what} of {sizes}', over))
-        world = max((len(json.loads(one['ranks'])) for one in found['pg_config'].values()), default=0)
+        world = max((len(json.loads(one['ranks'])) for one in dump['pg_config'].values()), default=0)
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         what = f'is no whole dump of a flight recorder: {error.__class__.__name__} {error}'
         raise errors.refusal(path, what, 'give the file as torch wrote it') from None
@@ -82,14 +82,14 @@ def _unpickled(data: bytes) -> Any:
             marks.append(len(stack))
         elif name in _TAKEN:
             begin = marks.pop() if _TAKEN[name] < 0 else len(stack) - _TAKEN[name]
-            taken = stack[begin:]
+            values = stack[begin:]
             del stack[begin:]
             if name.startswith('SET'):
-                stack[-1].update(zip(taken[::2], taken[1::2], strict=True))
+                stack[-1].update(zip(values[::2], values[1::2], strict=True))
             elif name.startswith('APPEND'):
-                stack[-1].extend(taken)
+                stack[-1].extend(values)
             else:
-                stack.append({} if name == 'EMPTY_DICT' else [] if name == 'EMPTY_LIST' else tuple(taken))
+                stack.append({} if name == 'EMPTY_DICT' else [] if name == 'EMPTY_LIST' else tuple(values))
         elif name in _PUTS:
             memo[len(memo) if argument is None else int(argument)] = stack[-1]
         elif name in _GETS:
@@ -127,8 +127,10 @@ def stuck_of(traces: Sequence[RankTrace]) -> Stuck | None:
             groups[group][trace.rank] = {call.number: call for call in mine}
     nobody: dict[int, Mapping[int, Call]] = {trace.rank: {} for trace in traces}
     of_all = {group: nobody | ranks if group.endswith(_ALL) else ranks for group, ranks in groups.items()}
-    found = [one for group, ranks in of_all.items() if (one := _stuck(group, ranks)) is not None]
-    return min(found, key=lambda one: (not one.absent or bool(waiting & set(one.absent)), not one.other), default=None)
+    candidates = [one for group, ranks in of_all.items() if (one := _stuck(group, ranks)) is not None]
+    return min(
+        candidates, key=lambda one: (not one.absent or bool(waiting & set(one.absent)), not one.other), default=None
+    )
 
 
 def _stuck(group: str, ranks: Mapping[int, Mapping[int, Call]]) -> Stuck | None:

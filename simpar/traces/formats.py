@@ -66,14 +66,14 @@ def read_traces(path: Path, extra: re.Pattern[str] | None = None, *, host: bool 
         raise refusal(path, 'is not there', 'check the path')
     each = _of_folder(path, extra) if path.is_dir() else _of_file(path, extra)
     # One after the other, so that of one rank alone all is held at once.
-    found = [trace if host else replace(trace, host=None) for trace in each]
-    if not found:
+    recordings = [trace if host else replace(trace, host=None) for trace in each]
+    if not recordings:
         raise refusal(path, 'holds no recording', f'give {READ}')
-    ranks = [trace.rank for trace in found]
-    twice = [trace.source for trace in found if ranks.count(trace.rank) > 1]
+    ranks = [trace.rank for trace in recordings]
+    twice = [trace.source for trace in recordings if ranks.count(trace.rank) > 1]
     if twice:
         raise refusal(path, f'{", ".join(twice[:4])} are of one rank', 'keep one recording for each rank')
-    return sorted(found, key=lambda trace: trace.rank)
+    return sorted(recordings, key=lambda trace: trace.rank)
 
 
 def _of_folder(path: Path, extra: re.Pattern[str] | None) -> Iterator[RankTrace]:
@@ -98,14 +98,14 @@ def _folders(path: Path) -> Iterator[Path]:
         yield path
     else:
         levels = ['/'.join(['*'] * depth) for depth in range(_DEEPEST)]
-        found = {
+        folders = {
             folder
             for level in levels
             for name in _RANK_FOLDERS
             for folder in path.glob(f'{level}/{name}' if level else name)
             if folder.is_dir()
         }
-        yield from sorted(found)
+        yield from sorted(folders)
 
 
 def _files(path: Path) -> list[Path]:
@@ -180,9 +180,9 @@ def _refusal(path: Path, head: bytes) -> Problem | None:
     """Why a file of a known tool is not read; None for a file of which nothing is known."""
     if head.startswith(b'SQLite format 3'):
         tables = databases.tables_of(path)
-        known: Sequence[tuple[str, str]] = [(what, instead) for table, what, instead in _TABLES if table in tables]
+        reasons: Sequence[tuple[str, str]] = [(what, instead) for table, what, instead in _TABLES if table in tables]
     elif head.startswith(b'\x80') and b'\n' not in head[:2]:
-        known = [('a pickle, and no dump of a flight recorder', 'record by torch.profiler, and give its Kineto JSON')]
+        reasons = [('a pickle, and no dump of a flight recorder', 'record by torch.profiler, and give its Kineto JSON')]
     else:
-        known = [(what, instead) for pattern, what, instead in _OTHERS if pattern.search(head)]
-    return Problem(str(path), f'is {known[0][0]}', known[0][1]) if known else None
+        reasons = [(what, instead) for pattern, what, instead in _OTHERS if pattern.search(head)]
+    return Problem(str(path), f'is {reasons[0][0]}', reasons[0][1]) if reasons else None

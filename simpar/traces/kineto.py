@@ -122,8 +122,8 @@ def _read(path: Path, extra: re.Pattern[str] | None, kind: type[_Event]) -> Rank
     for batch in stream.batches():
         made.add(batch)
     root, table = stream.root, made.table()
-    told, devices = root.get('distributedInfo') or {}, root.get('deviceProperties') or [{}]
-    if not isinstance(told, dict):
+    job, devices = root.get('distributedInfo') or {}, root.get('deviceProperties') or [{}]
+    if not isinstance(job, dict):
         raise refusal(path, 'has no object distributedInfo', 'write a trace by torch.profiler')
     if not len(table):
         raise refusal(path, 'has no event that lasts', 'record at least one step by torch.profiler')
@@ -139,8 +139,8 @@ def _read(path: Path, extra: re.Pattern[str] | None, kind: type[_Event]) -> Rank
     return RankTrace(
         source=str(path),
         format=KINETO,
-        rank=whole_number(told.get('rank'), 0),
-        world=whole_number(told.get('world_size'), 1),
+        rank=whole_number(job.get('rank'), 0),
+        world=whole_number(job.get('world_size'), 1),
         device=str(name) if len(kernels) else '',
         kernels=kernels,
         host=host,
@@ -162,12 +162,12 @@ def _said(devices: Set[str]) -> Iterator[str]:
 
 def _steps(host: Kernels) -> list[tuple[str, int, int]]:
     """Number, begin and end of the profiler's steps, each once, by begin."""
-    found: dict[str, tuple[str, int, int]] = {}
+    by_number: dict[str, tuple[str, int, int]] = {}
     marked = np.flatnonzero(np.fromiter((name.startswith('ProfilerStep#') for name in host.name), bool, len(host)))
     for at in marked.tolist():
         if step := _STEP.fullmatch(host.name[at]):
-            found.setdefault(step[1], (step[1], int(host.begin[at]), int(host.end[at])))
-    return list(found.values())
+            by_number.setdefault(step[1], (step[1], int(host.begin[at]), int(host.end[at])))
+    return list(by_number.values())
 
 
 def _launches(kernels: Kernels, host: Kernels) -> Ints:
@@ -178,8 +178,8 @@ def _launches(kernels: Kernels, host: Kernels) -> Ints:
     rows = rows[np.argsort(host.correlation[rows], kind='stable')]
     numbers = host.correlation[rows]
     at = np.searchsorted(numbers, kernels.correlation, side='right') - 1
-    known = (kernels.correlation >= 0) & (at >= 0) & (numbers[at] == kernels.correlation)
-    return np.where(known, rows[at], -1)
+    mask = (kernels.correlation >= 0) & (at >= 0) & (numbers[at] == kernels.correlation)
+    return np.where(mask, rows[at], -1)
 
 
 def _tell_phases(kernels: Kernels, host: Kernels, launch: Ints) -> None:
@@ -207,7 +207,7 @@ class _Columns:
         self.parts: list[dict[str, Any]] = []
         # Of each value once; a call of these takes less than one of a method.
         self.shape = lru_cache(maxsize=None)(bytes.decode)
-        self.kind = lru_cache(maxsize=None)(self._told)
+        self.kind = lru_cache(maxsize=None)(self._event_kind)
         self.gloo: set[Any] = set()
         self.devices: set[str] = set()
 
@@ -239,9 +239,10 @@ class _Columns:
         for at in [at for at, event in enumerate(rows) if event.name in self.gloo] if self.gloo else ():
             size[at], groups[at] = _moved(bytes(args[at].dims), bytes(args[at].types)), str(args[at].ranks or '')
             types[at] = str(rows[at].name).removeprefix(GLOO)
-        told = [one.correlation for one in args]
+        correlations = [one.correlation for one in args]
         numbers = [
-            number if number.__class__ is int and number < 2**63 else whole_number(number, -1) for number in told
+            number if number.__class__ is int and number < 2**63 else whole_number(number, -1)
+            for number in correlations
         ]
         places = [event.tid if one.stream is None else one.stream for event, one in zip(rows, args, strict=True)]
         self.parts.append({
@@ -262,7 +263,7 @@ class _Columns:
             for name, each in columns.items()
         })  # fmt: skip
 
-    def _told(self, category: Plain, named: Plain) -> int:
+    def _event_kind(self, category: Plain, named: Plain) -> int:
         place, name = str(category).lower(), str(named)
         if place not in DEVICE:
             if name.startswith(GLOO):
@@ -302,9 +303,9 @@ class _Columns:
 
 def _nanoseconds(times: Sequence[Any]) -> Ints:
     """Of microseconds, whole ones exactly. Raises ``_NeedsDigits``, and what numpy raises of what is no number."""
-    found = np.array(times, dtype=np.float64)
-    if (np.abs(found) < _EXACT).all():
-        return np.rint(found * 1000).astype(np.int64)
+    microseconds = np.array(times, dtype=np.float64)
+    if (np.abs(microseconds) < _EXACT).all():
+        return np.rint(microseconds * 1000).astype(np.int64)
     if not all(one.__class__ is int for one in times):
         raise _NeedsDigits
     return np.array(times, dtype=np.int64) * 1000
@@ -317,10 +318,10 @@ def _digits(text: bytes) -> int:
     if before.lstrip('-').isdecimal() and len(before) <= 16 and (not point or part.isdecimal()):
         digits = int((part + '000')[:3]) + (len(part) > 3 and part[3] >= '5')
         return int(before) * 1000 + (-digits if number.startswith('-') else digits)
-    found = float(number)
-    if not abs(found) < _EXACT * 500:
+    microseconds = float(number)
+    if not abs(microseconds) < _EXACT * 500:
         raise ValueError(f'no time: {number[:40]}')
-    return round(found * 1000)
+    return round(microseconds * 1000)
 
 
 @lru_cache(maxsize=4096)
@@ -334,18 +335,18 @@ def _moved(dims: bytes, types: bytes) -> int:
 @lru_cache(maxsize=4096)
 def shapes_of(text: str) -> tuple[tuple[int, ...], ...]:
     """``[[4096, 1024], []]`` as shapes; lists of tensors, and what is none, are empty."""
-    found = json.loads(text) if text else []
-    if not isinstance(found, list):
+    shapes = json.loads(text) if text else []
+    if not isinstance(shapes, list):
         return ()
-    return tuple(tuple(one) if isinstance(one, list) and all(isinstance(n, int) for n in one) else () for one in found)
+    return tuple(tuple(one) if isinstance(one, list) and all(isinstance(n, int) for n in one) else () for one in shapes)
 
 
-def whole_number(found: Any, otherwise: int) -> int:
+def whole_number(raw: Any, otherwise: int) -> int:
     """A number as files of any age write it: also as text; what is none, or has more than 63 bits, is ``otherwise``."""
-    if found.__class__ is int and -(2**63) <= found < 2**63:
-        return int(found)
+    if raw.__class__ is int and -(2**63) <= raw < 2**63:
+        return int(raw)
     try:
-        number = int(found)
+        number = int(raw)
     except (TypeError, ValueError, OverflowError):
         return otherwise
     return number if -(2**63) <= number < 2**63 else otherwise

@@ -162,12 +162,14 @@ def _nodes(tables: Mapping[int, Kernels]) -> list[_Node]:
         messages: list[int] = []
         columns = (kernels.begin, kernels.end, kernels.launch, kernels.kind, kernels.stream, kernels.name, kernels.type)
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        for row, (begin, until, launch, kind, stream, name, told) in enumerate(rows):
+        for row, (begin, until, launch, kind, stream, name, type_name) in enumerate(rows):
             key = met[rank].get(row)
             at = numbers.setdefault(key, len(nodes)) if key else len(nodes)
             seconds = (until - begin) * NANOSECOND
             if at == len(nodes):
-                nodes.append(_Node(seconds, f'{name} {told}', kind == COMMUNICATION, (begin - origin) * NANOSECOND))
+                nodes.append(
+                    _Node(seconds, f'{name} {type_name}', kind == COMMUNICATION, (begin - origin) * NANOSECOND)
+                )
             node = nodes[at]
             # The last rank that comes waits for nobody.
             node.seconds = min(node.seconds, seconds)
@@ -175,7 +177,7 @@ def _nodes(tables: Mapping[int, Kernels]) -> list[_Node]:
             # A receive that is drawn from its peer's arrival on was posted when it was launched.
             posted = min(begin, launch) if kind == COMMUNICATION else begin
             node.needs += _needs(begin, launch, posted, last.get(stream), ended)
-            if kind == COMPUTE and _UPDATE.search(f'{told} {name}'):
+            if kind == COMPUTE and _UPDATE.search(f'{type_name} {name}'):
                 node.needs += [(one, 0.0) for one in messages]
                 messages.clear()
             if kind == COMMUNICATION:
@@ -193,10 +195,10 @@ def _needs(
     place = bisect_right(ended, (begin, 2**62)) - 1
     other = ended[place] if place >= 0 else None
     waited = other is not None and (begin - other[0] <= _NEAR or 0 <= launch - other[0] <= _SOON)
-    found = other if other and (waited or not before) else before
-    if found:
-        yield found[1], max(0, posted - found[0]) * NANOSECOND
-    if before and before != found:
+    earlier = other if other and (waited or not before) else before
+    if earlier:
+        yield earlier[1], max(0, posted - earlier[0]) * NANOSECOND
+    if before and before != earlier:
         yield before[1], 0.0
 
 
@@ -206,10 +208,10 @@ def _meetings(tables: Mapping[int, Kernels]) -> dict[int, dict[int, tuple[str, i
     for rank, kernels in tables.items():
         for row in np.flatnonzero((kernels.kind == COMMUNICATION) & (kernels.group != '')).tolist():
             rows[str(kernels.group[row])][rank].append(row)
-    found: dict[int, dict[int, tuple[str, int]]] = {rank: {} for rank in tables}
+    meetings: dict[int, dict[int, tuple[str, int]]] = {rank: {} for rank in tables}
     for group, of_rank in rows.items():
         # Of other counts nobody knows which meets which.
         if len({len(one) for one in of_rank.values()}) == 1:
             for rank, mine in of_rank.items():
-                found[rank].update({row: (group, number) for number, row in enumerate(mine)})
-    return found
+                meetings[rank].update({row: (group, number) for number, row in enumerate(mine)})
+    return meetings

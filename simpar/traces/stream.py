@@ -53,9 +53,9 @@ class Stream(Generic[T]):
                 if total > MOST_BYTES:
                     raise refusal(self.path, f'holds more than {MOST_BYTES} bytes', 'record fewer steps')
                 rest += block
-                found, rest = self._some(rest)
-                if found:
-                    yield found
+                events, rest = self._some(rest)
+                if events:
+                    yield events
         yield self._last(head, rest)
 
     def _read(self, file: IO[bytes] | gzip.GzipFile, most: int) -> bytes:
@@ -69,13 +69,13 @@ class Stream(Generic[T]):
         text = self._read(file, BLOCK).removeprefix(b'\xef\xbb\xbf')
         if (list_of := text.lstrip()).startswith(b'['):
             return b'', list_of[1:]
-        while not (found := _OPENS.search(text)):
+        while not (match := _OPENS.search(text)):
             block = self._read(file, BLOCK)
             if not block or len(text) > MOST_BYTES:
                 self._whole(text)
                 raise refusal(self.path, 'has no list traceEvents', 'write a trace by torch.profiler')
             text += block
-        return text[: found.start()], text[found.end() :]
+        return text[: match.start()], text[match.end() :]
 
     def _whole(self, text: bytes) -> Any:
         try:
@@ -92,9 +92,9 @@ class Stream(Generic[T]):
                 break
             window *= 8
         for place in islice(reversed(places), _TRIES):
-            found = self._events(text[: place.start() + 1])
-            if found is not None:
-                return found, text[place.end() - 1 :]
+            events = self._events(text[: place.start() + 1])
+            if events is not None:
+                return events, text[place.end() - 1 :]
         return [], text
 
     def _events(self, text: bytes) -> list[T] | None:
@@ -114,10 +114,10 @@ class Stream(Generic[T]):
                 break
             with suppress(*_BROKEN):
                 root = msgspec.json.decode(head + _EMPTY + behind) if head else {}
-                found = self._events(text[: place.start()])
-                if found is not None and isinstance(root, dict):
+                events = self._events(text[: place.start()])
+                if events is not None and isinstance(root, dict):
                     self.root = root
-                    return found
+                    return events
         self._whole((head + b'"traceEvents": [' if head else b'[') + text)
         raise refusal(self.path, 'is no JSON: its list of events does not end', _RECORD)
 

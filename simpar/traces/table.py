@@ -132,8 +132,8 @@ class Listed:
         numbers: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in self.numbers.items()}
         if chosen is not None:
             numbers = {name: column[chosen[numbers['codes']]] for name, column in numbers.items()}
-        told = zip(_NAMES[2:10], zip(*self.known, strict=True), strict=False)
-        return table_of(numbers | {name: Coded(values, numbers['codes']) for name, values in told})
+        columns = zip(_NAMES[2:10], zip(*self.known, strict=True), strict=False)
+        return table_of(numbers | {name: Coded(values, numbers['codes']) for name, values in columns})
 
 
 class Coded(NamedTuple):
@@ -155,11 +155,11 @@ def table_of(columns: Mapping[str, Sequence[Any] | Ints | Coded]) -> Kernels:
     made: dict[str, Any] = {}
     for name in _NAMES:
         kind = np.object_ if name in _TEXTS else np.int64
-        found = columns.get('begin' if name == 'launch' and name not in columns else name)
-        if found is None:
+        column = columns.get('begin' if name == 'launch' and name not in columns else name)
+        if column is None:
             made[name] = np.full(len(order), '' if name in _TEXTS else _UNTOLD.get(name, 0), dtype=kind)
             continue
-        values, rows = (found.values, found.codes[order]) if isinstance(found, Coded) else (found, order)
+        values, rows = (column.values, column.codes[order]) if isinstance(column, Coded) else (column, order)
         each = np.empty(len(values), dtype=kind)
         each[:] = values
         made[name] = each[rows]

@@ -101,9 +101,9 @@ class Anchored:
         for measured, before, after in self.steps:
             times = ', '.join(map(units.format_time, (measured, before, after)))
             yield (f'Anchored by a step (measured, predicted without and with it): {times}.')
-        told = [f'{one.number.words} × {one.factor:.3f}' for one in self.factors if one.is_told]
+        texts = [f'{one.number.words} × {one.factor:.3f}' for one in self.factors if one.is_told]
         if self.steps:
-            yield (f'It tells {", ".join(told) or "no number"} (seconds, of those predicted).')
+            yield (f'It tells {", ".join(texts) or "no number"} (seconds, of those predicted).')
         if self.unknown:
             words = '; '.join(f'{one.words} ({one.settled} would)' for one in self.unknown)
             yield (f'It does not tell {words}.')
@@ -115,12 +115,12 @@ def anchored(case: Case, path: Path) -> tuple[Case, Anchored]:
     Raises ``ScheduleError`` for a file that says nothing, and where no stack is named.
     """
     _stack_of(case, '--anchor', 'tells numbers')
-    told = _read(path)
-    bench = told.profile
+    anchor = _read(path)
+    bench = anchor.profile
     if bench:
         measured = profiles.load_profile(_beside(path, bench))
         case = _on_profile(case, measured)
-    runs = [*told.runs, *([told] if told.step or told.recording else [])]
+    runs = [*anchor.runs, *([anchor] if anchor.step or anchor.recording else [])]
     if not runs:
         return case, Anchored(profile=bench, device=case.cluster.profile.device.name)
     seconds = [_seconds(path, run) for run in runs]
@@ -141,11 +141,11 @@ def _read(path: Path) -> AnchorFile:
     tree = document.read(path)
     if isinstance(tree.root, dict) and {'device', 'links'} <= tree.root.keys():
         return AnchorFile(profile=str(path.resolve()))
-    found = document.build(tree, AnchorFile)
-    if not (found.step or found.recording or found.runs or found.profile):
+    anchor = document.build(tree, AnchorFile)
+    if not (anchor.step or anchor.recording or anchor.runs or anchor.profile):
         what = 'it has no measured step'
         raise refusal(path, what, 'write e.g. step: 161 ms, and schedule: FILE of what ran')
-    return found
+    return anchor
 
 
 def _beside(path: Path, name: str) -> str:
@@ -168,12 +168,12 @@ def _seconds(path: Path, run: Run) -> float:
 def _of_run(case: Case, path: Path, run: Run, bench: str) -> Case:
     if not run.schedule:
         return case
-    found = load_case(Path(_beside(path, run.schedule)))
-    mine, other = case.cluster.profile.device.name, found.cluster.profile.device.name
+    other_case = load_case(Path(_beside(path, run.schedule)))
+    mine, other = case.cluster.profile.device.name, other_case.cluster.profile.device.name
     if mine != other:
         what = f'{run.schedule} ran on {other}, and the schedule is of {mine}'
         raise refusal(path, what, 'anchor by a run on the same device')
-    return _on_profile(found, case.cluster.profile) if bench else found
+    return _on_profile(other_case, case.cluster.profile) if bench else other_case
 
 
 def _on_profile(case: Case, measured: hardware.Profile) -> Case:
@@ -194,9 +194,9 @@ def _fitted(case: Case, cases: Sequence[Case], measured: Sequence[float], bench:
     prior = np.diag([(one.range / SIGMAS) ** 2 for one in numbers])
     steps = [steps_of(one.program, one.cluster) for one in cases]
     plain = [step({}) for step in steps]
-    found, at = np.zeros(len(numbers)), plain
+    logs, at = np.zeros(len(numbers)), plain
     for step, wanted, before in zip(steps, measured, plain, strict=True):
-        felt = np.array(_moves(step, found, numbers, before))
+        felt = np.array(_moves(step, logs, numbers, before))
         if abs(log(wanted / before)) > FAR * sqrt(felt @ prior @ felt + NOISE**2):
             what = f'a step of {units.format_time(wanted)} was measured, and {units.format_time(before)} are predicted'
             instead = (
@@ -205,37 +205,37 @@ def _fitted(case: Case, cases: Sequence[Case], measured: Sequence[float], bench:
             raise refusal('--anchor', what, instead)
     moved, spread = np.zeros((len(steps), len(numbers))), prior
     for _ in range(ROUNDS):
-        moved = np.array([_moves(step, found, numbers, own) for step, own in zip(steps, at, strict=True)])
+        moved = np.array([_moves(step, logs, numbers, own) for step, own in zip(steps, at, strict=True)])
         # The likeliest factors of a linear model with normal noise and prior (Bishop 2006, section 3.3.1).
         spread = np.linalg.inv(moved.T @ moved / NOISE**2 + np.linalg.inv(prior))
-        lacks = np.array([log(wanted / own) for wanted, own in zip(measured, at, strict=True)]) + moved @ found
-        found = spread @ moved.T @ lacks / NOISE**2
-        at = [step(_factors(found, numbers)) for step in steps]
-    factors = _factors(found, numbers)
+        lacks = np.array([log(wanted / own) for wanted, own in zip(measured, at, strict=True)]) + moved @ logs
+        logs = spread @ moved.T @ lacks / NOISE**2
+        at = [step(_factors(logs, numbers)) for step in steps]
+    factors = _factors(logs, numbers)
     own = steps_of(case.program, case.cluster)
-    felt = np.array(_moves(own, found, numbers, own(factors)))
-    known = SIGMAS * sqrt(felt @ spread @ felt + NOISE**2)
-    told = tuple(
+    felt = np.array(_moves(own, logs, numbers, own(factors)))
+    uncertainty = SIGMAS * sqrt(felt @ spread @ felt + NOISE**2)
+    factor_list = tuple(
         Factor(number=number, factor=factors[number.name], known=SIGMAS * sqrt(spread[index, index]))
         for index, number in enumerate(numbers)
     )
-    unknown = tuple(one.number for one, part in zip(told, felt, strict=True) if part >= FELT and not one.is_told)
+    unknown = tuple(one.number for one, part in zip(factor_list, felt, strict=True) if part >= FELT and not one.is_told)
     answer = Anchored(
-        steps=tuple(zip(measured, plain, at, strict=True)), factors=told, unknown=unknown, known=known, profile=bench,
-        device=case.cluster.profile.device.name,
+        steps=tuple(zip(measured, plain, at, strict=True)), factors=factor_list, unknown=unknown, known=uncertainty,
+        profile=bench, device=case.cluster.profile.device.name,
     )  # fmt: skip
-    return replace(case, factors=factors, known=known), answer
+    return replace(case, factors=factors, known=uncertainty), answer
 
 
-def _factors(found: np.ndarray, numbers: Sequence[Number]) -> Mapping[str, float]:
-    return {one.name: exp(value) for one, value in zip(numbers, found.tolist(), strict=True)}
+def _factors(logs: np.ndarray, numbers: Sequence[Number]) -> Mapping[str, float]:
+    return {one.name: exp(value) for one, value in zip(numbers, logs.tolist(), strict=True)}
 
 
-def _moves(step: Step, found: np.ndarray, numbers: Sequence[Number], plain: float) -> list[float]:
+def _moves(step: Step, logs: np.ndarray, numbers: Sequence[Number], plain: float) -> list[float]:
     """By how much log(seconds) moves with that of each number."""
     moved = []
     for index in range(len(numbers)):
-        nudged = found.copy()
+        nudged = logs.copy()
         nudged[index] += NUDGE
         moved.append(log(step(_factors(nudged, numbers)) / plain) / NUDGE)
     return moved

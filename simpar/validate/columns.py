@@ -248,10 +248,10 @@ _FREQUENCY: Final = re.compile(r'\(?\[0\] ?\* ?(\d+) ?\+ ?\[1\] ?\* ?(\d+)\)?')
 
 def stack_name(row: Row) -> str:
     """The stack of a row: as its column says, or by its framework and year."""
-    found = row.text('stack') or stack_in(row, year_of(row) or TODAY)
+    name = row.text('stack') or stack_in(row, year_of(row) or TODAY)
     is_zero_bubble = ORDERS.get(row.text('schedule').lower(), '')[:2] == 'zb'
     validated = 'post-validation' in row.text('overlap_flags') and is_zero_bubble
-    return 'zero-bubble-post' if found == 'zero-bubble' and validated else found
+    return 'zero-bubble-post' if name == 'zero-bubble' and validated else name
 
 
 def stack_in(row: Row, year: int) -> str:
@@ -328,9 +328,9 @@ def overlaps(row: Row, what: str) -> bool:
 
 def order_of(row: Row) -> str:
     """The order that a row's schedule stands for; empty where it is not known, or not stated."""
-    found = ORDERS.get(row.text('schedule').lower().replace('_', '-'), '')
+    order = ORDERS.get(row.text('schedule').lower().replace('_', '-'), '')
     # What several chunks make of 1F1B.
-    return 'interleaved-1f1b' if found == '1f1b' and row.whole('vpp_chunks', 1) > 1 else found
+    return 'interleaved-1f1b' if order == '1f1b' and row.whole('vpp_chunks', 1) > 1 else order
 
 
 def activation_of(row: Row) -> str:
@@ -349,39 +349,39 @@ def attention_of(row: Row) -> dict[str, Any]:
     kind, heads = row.text('attention_kind'), row.whole('heads')
     if kind.lower().startswith('hybrid'):
         raise Skipped('layers that are no attention')
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     if 'unfused' in kind:
-        found['attention'] = 'unfused'
+        keys['attention'] = 'unfused'
     if row.whole('kv_heads', heads) != heads:
-        found['kv_heads'] = row.whole('kv_heads')
+        keys['kv_heads'] = row.whole('kv_heads')
     window = row.whole('window')
     if said := _WINDOW.search(kind.lower()):
         window = int(said[1])
     elif re.search(r'window|swa|sliding', kind.lower()) and not window:
         raise Skipped('not stated: how wide the window of attention is')
     if window:
-        found['window'] = window
+        keys['window'] = window
     if 'mla' in kind.lower() or 'latent' in kind.lower():
         latents = {LATENT[word]: int(number) for word, number in _LATENT.findall(kind)}
         if 'kv_lora_rank' not in latents:
             raise Skipped('not stated: widths of latent attention')
-        found |= {**latents, 'position': 'rotary'}
-        found.pop('kv_heads', None)
+        keys |= {**latents, 'position': 'rotary'}
+        keys.pop('kv_heads', None)
     elif row.whole('head_dim') and row.whole('head_dim') * heads != row.whole('hidden'):
-        found['head_dim'] = row.whole('head_dim')
-    return found
+        keys['head_dim'] = row.whole('head_dim')
+    return keys
 
 
 def experts_of(row: Row) -> dict[str, Any]:
     """Keys of a mixture of experts; raises ``Skipped`` for layers of experts in an order that is not known."""
-    found: dict[str, Any] = {'count': row.whole('n_experts'), 'top_k': row.whole('topk', 2)}
+    keys: dict[str, Any] = {'count': row.whole('n_experts'), 'top_k': row.whole('topk', 2)}
     if row.whole('moe_ffn'):
-        found['ffn'] = row.whole('moe_ffn')
+        keys['ffn'] = row.whole('moe_ffn')
     if row.whole('moe_shared_ffn'):
-        found['shared'] = row.whole('moe_shared_ffn')
+        keys['shared'] = row.whole('moe_shared_ffn')
     frequency = row.text('moe_layer_freq')
     if dense := _FREQUENCY.fullmatch(frequency):
-        found['first_dense'] = int(dense[1])
+        keys['first_dense'] = int(dense[1])
     elif frequency not in ('', '1'):
         raise Skipped(f'layers of experts by {frequency[:40]!r}')
-    return found
+    return keys

@@ -91,14 +91,14 @@ def held_of(row: Row, program: Program, without: Collection[str] = ()) -> RankMe
 def known_facts(names: Iterable[str]) -> frozenset[str]:
     """Names of facts that some stack has; raises ``ScheduleError`` for others."""
     wanted = frozenset(names)
-    known = set(OF_ALL)
+    all_facts = set(OF_ALL)
     for stack in profiles.stack_names():
         facts = profiles.load_stack(stack).memory
-        known |= {*facts.workspaces, *facts.beside} if facts else set()
-    wrong = sorted(wanted - known)
+        all_facts |= {*facts.workspaces, *facts.beside} if facts else set()
+    wrong = sorted(wanted - all_facts)
     if wrong:
         what = f'no stack has such facts (got {", ".join(wrong)[:100]})'
-        raise refusal('--without', what, f'some of {", ".join(sorted(known))}')
+        raise refusal('--without', what, f'some of {", ".join(sorted(all_facts))}')
     return wanted
 
 

@@ -87,8 +87,8 @@ def is_for_fitting(row: Row) -> bool:
     Rows that differ in the plan or the batch alone fall on one side, so that no plan of a model is scored of which
     another one was fitted.
     """
-    told = '|'.join((row.text('hardware'), *row.shape, row.text('n_gpus'), row.text('seq')))
-    return int(sha256(told.encode()).hexdigest(), 16) % FITTED == 0
+    text = '|'.join((row.text('hardware'), *row.shape, row.text('n_gpus'), row.text('seq')))
+    return int(sha256(text.encode()).hexdigest(), 16) % FITTED == 0
 
 
 def read_rows(folder: Path, wanted: str = '') -> list[Row]:
@@ -105,10 +105,10 @@ def read_rows(folder: Path, wanted: str = '') -> list[Row]:
     problems: list[Problem] = []
     others = dict(other_files(folder))
     # A folder may hold more than steps, e.g. pairs; a set that is asked for, or that is alone, is told to be no set.
-    asked = [path for path in files if path.stem == wanted or (not wanted and path not in others)]
-    if not asked:
+    paths = [path for path in files if path.stem == wanted or (not wanted and path not in others)]
+    if not paths:
         raise ScheduleError(list(others.values())[:20])
-    rows = [row for path in asked for row in _read(path, problems)]
+    rows = [row for path in paths for row in _read(path, problems)]
     refuse(problems[:20])
     return _once(_one_tokenizer(list(_completed(rows))))
 
@@ -127,8 +127,8 @@ def other_files(folder: Path) -> Iterator[tuple[Path, Problem]]:
 
 
 def _missing(header: Iterable[str]) -> list[str]:
-    found = {*header}
-    return [column for column in COLUMNS if column not in found]
+    names = {*header}
+    return [column for column in COLUMNS if column not in names]
 
 
 def _lacks(path: Path, missing: Sequence[str]) -> Problem:
@@ -137,10 +137,10 @@ def _lacks(path: Path, missing: Sequence[str]) -> Problem:
 
 def _completed(rows: Sequence[Row]) -> Iterator[Row]:
     """Rows of one model share the vocabulary that one of them states; a published model has that of its config."""
-    told = {row.shape: row.text('vocab') for row in rows if row.text('vocab')}
+    by_shape = {row.shape: row.text('vocab') for row in rows if row.text('vocab')}
     for row in rows:
-        known = told.get(row.shape, '') or vocabulary_of(row.text('model'))
-        yield replace(row, cells={**row.cells, 'vocab': known}) if known and not row.text('vocab') else row
+        vocabulary = by_shape.get(row.shape, '') or vocabulary_of(row.text('model'))
+        yield replace(row, cells={**row.cells, 'vocab': vocabulary}) if vocabulary and not row.text('vocab') else row
 
 
 def vocabulary_of(model: str) -> str:
@@ -157,14 +157,14 @@ def _one_tokenizer(rows: Sequence[Row]) -> list[Row]:
     by: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         by.setdefault((row.of, row.text('source')), []).append(row)
-    found = []
+    new_rows = []
     for group in by.values():
         # Numbers of rows without a step are not checked.
         timed = [row for row in group if row.seconds]
         wrong = any(not _fits(row, row.whole('vocab')) for row in timed)
         usual = wrong and all(_fits(row, VOCABULARY) for row in timed)
-        found += [replace(row, cells={**row.cells, 'vocab': str(VOCABULARY)}) if usual else row for row in group]
-    return found
+        new_rows += [replace(row, cells={**row.cells, 'vocab': str(VOCABULARY)}) if usual else row for row in group]
+    return new_rows
 
 
 def _fits(row: Row, vocab: int) -> bool:
@@ -191,8 +191,8 @@ def _read(path: Path, problems: list[Problem]) -> Iterator[Row]:
             return
         for cells in reader:
             # What stands behind the last column has no name.
-            found = {key: word.strip() for key, word in cells.items() if key and word and word.strip()}
-            if row := _row(path, reader.line_num, found, problems):
+            texts = {key: word.strip() for key, word in cells.items() if key and word and word.strip()}
+            if row := _row(path, reader.line_num, texts, problems):
                 yield row
     except csv.Error as failure:
         problems.append(Problem(f'{path}:{reader.line_num}', f'no row of CSV: {failure}', 'write one line a row'))
@@ -241,6 +241,6 @@ def _once(rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         groups.setdefault((row.of, row.settings), []).append(row)
     return [
-        Row(of=found[0].of, cells=found[0].cells, seconds=median(row.seconds for row in found), same=len(found))
-        for found in groups.values()
+        Row(of=group[0].of, cells=group[0].cells, seconds=median(row.seconds for row in group), same=len(group))
+        for group in groups.values()
     ]

@@ -77,7 +77,7 @@ def outcome(row: Row, limit: Limit = LIMIT) -> Outcome:
     """Predict one row, unless that would take more than the limit."""
     began = process_time()
     try:
-        found = predicted(row, limit)
+        prediction = predicted(row, limit)
     except Skipped as why:
         return Outcome(row=row, skipped=str(why))
     # A profile or a stack that is wrong is wrong for every row.
@@ -85,7 +85,7 @@ def outcome(row: Row, limit: Limit = LIMIT) -> Outcome:
         raise
     except SimparError as error:
         return Outcome(row=row, skipped=str(error).splitlines()[0][:200])
-    return Outcome(row=row, predicted=found, cpu=process_time() - began)
+    return Outcome(row=row, predicted=prediction, cpu=process_time() - began)
 
 
 def predicted(row: Row, limit: Limit = LIMIT) -> Predicted:
@@ -100,24 +100,24 @@ def predicted(row: Row, limit: Limit = LIMIT) -> Predicted:
 
 def outcomes(rows: Sequence[Row], jobs: int = 1, tell: Tell | None = None, limit: Limit = LIMIT) -> list[Outcome]:
     """Predict rows, in so many processes."""
-    found, one = [], partial(outcome, limit=limit)
+    all_outcomes, one = [], partial(outcome, limit=limit)
     with ProcessPoolExecutor(jobs) if jobs > 1 else nullcontext() as pool:
         for done in pool.map(one, rows, chunksize=4) if pool else map(one, rows):
-            found.append(done)
+            all_outcomes.append(done)
             if tell:
-                tell(len(found), len(rows))
-    return found
+                tell(len(all_outcomes), len(rows))
+    return all_outcomes
 
 
-def answers(found: Sequence[Outcome]) -> list[SetAnswer]:
+def answers(all_outcomes: Sequence[Outcome]) -> list[SetAnswer]:
     """Sets in the order of their names."""
-    names = sorted({one.row.of for one in found})
-    return [_answer(name, [one for one in found if one.row.of == name]) for name in names]
+    names = sorted({one.row.of for one in all_outcomes})
+    return [_answer(name, [one for one in all_outcomes if one.row.of == name]) for name in names]
 
 
-def _answer(name: str, found: Sequence[Outcome]) -> SetAnswer:
-    used = [(one, one.predicted) for one in found if one.predicted]
-    skipped = _counts((one.skipped, one.row.same) for one in found if one.skipped)
+def _answer(name: str, all_outcomes: Sequence[Outcome]) -> SetAnswer:
+    used = [(one, one.predicted) for one in all_outcomes if one.predicted]
+    skipped = _counts((one.skipped, one.row.same) for one in all_outcomes if one.skipped)
     silent = _counts((what, one.row.same) for one, _ in used for what in assumed(one.row))
     for_fitting = [one.row for one, _ in used if is_for_fitting(one.row)]
     # A set of which no row is for fitting has no null model but that of its own rows: the stronger opponent.
@@ -134,10 +134,10 @@ def _answer(name: str, found: Sequence[Outcome]) -> SetAnswer:
     )
 
 
-def _counts(found: Iterable[tuple[str, int]]) -> dict[str, int]:
+def _counts(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     """How many rows each of some words holds of, the most first."""
     counts: Counter[str] = Counter()
-    for words, rows in found:
+    for words, rows in pairs:
         counts[words] += rows
     return dict(counts.most_common())
 
@@ -246,12 +246,12 @@ def choice(pairs: Sequence[Pair]) -> Choice:
 
 def groups(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
     """Pairs of one model on equal devices with equal sequence and batch, at least two."""
-    found: dict[tuple[object, ...], list[Pair]] = {}
+    by_key: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:
         row = pair.row
         key = (row.text('hardware'), *row.shape, row.text('n_gpus'), row.text('seq'), row.text('global_batch'))
-        found.setdefault(key, []).append(pair)
-    return (group for group in found.values() if len(group) > 1)
+        by_key.setdefault(key, []).append(pair)
+    return (group for group in by_key.values() if len(group) > 1)
 
 
 def null_work(row: Row) -> float:
@@ -282,7 +282,7 @@ def null_rates(rows: Sequence[Row]) -> dict[str, float]:
     for row in rows:
         for key in ('', row.text('hardware')):
             by.setdefault(key, []).append(row.seconds / null_work(row))
-    return {key: median(found) for key, found in by.items() if found}
+    return {key: median(seconds) for key, seconds in by.items() if seconds}
 
 
 def null_seconds(row: Row, rates: dict[str, float]) -> float:
@@ -295,9 +295,11 @@ def size_of(pair: Pair) -> float:
     return abs(log(pair.row.seconds / pair.seconds))
 
 
-def covered(pairs: Sequence[Pair], known: Sequence[interval.Spread]) -> tuple[int, int, float]:
+def covered(pairs: Sequence[Pair], spreads: Sequence[interval.Spread]) -> tuple[int, int, float]:
     """Of pairs that have an interval: how many, how many of them lie within, and the median half of their width."""
-    told = [(pair, spread) for pair in pairs if (spread := interval.spread_among(known, pair.device, pair.bound))]
-    widths = [spread.half_width(pair.streaming) for pair, spread in told]
-    within = sum(size_of(pair) <= width for (pair, _), width in zip(told, widths, strict=True))
+    with_spread = [
+        (pair, spread) for pair in pairs if (spread := interval.spread_among(spreads, pair.device, pair.bound))
+    ]
+    widths = [spread.half_width(pair.streaming) for pair, spread in with_spread]
+    within = sum(size_of(pair) <= width for (pair, _), width in zip(with_spread, widths, strict=True))
     return len(widths), within, sorted(map(sinh, widths))[len(widths) // 2] if widths else 0.0

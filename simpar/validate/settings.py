@@ -99,14 +99,14 @@ def cluster_of(row: Row) -> dict[str, Any]:
     """The cluster of a row: the fewest nodes over which its devices divide, with the network that it states."""
     profile, devices, node = load_profile(_profile(row)), row.whole('n_gpus'), _node(row)
     nodes = next(count for count in range(-(-devices // node), devices + 1) if devices % count == 0)
-    found: dict[str, Any] = {'profile': profile.name, 'nodes': nodes, 'devices': devices // nodes}
-    found['stack'] = columns.stack_name(row)
+    keys: dict[str, Any] = {'profile': profile.name, 'nodes': nodes, 'devices': devices // nodes}
+    keys['stack'] = columns.stack_name(row)
     outermost = profile.links[-1]
     stated = columns.network_of(row.text('inter_link'), node).rate
     # What a row states of its network goes before what the profile takes it to be.
     if stated and abs(stated / outermost.bandwidth.value - 1) > _ALIKE:
-        found['links'] = {outermost.name: stated / outermost.bandwidth.value}
-    return found
+        keys['links'] = {outermost.name: stated / outermost.bandwidth.value}
+    return keys
 
 
 def has_flags(row: Row) -> bool:
@@ -146,15 +146,15 @@ def workload_of(row: Row) -> dict[str, Any]:
         if coefficient := flags.real('moe-aux-loss-coeff'):
             model['experts']['aux_loss'] = coefficient
     precision = columns.precision_of(row.text('dtype'))
-    found = {'transformer': model, 'batch': row.whole('global_batch'), 'precision': precision.dtype}
+    keys = {'transformer': model, 'batch': row.whole('global_batch'), 'precision': precision.dtype}
     if precision.fp8 != 'none':
-        found['fp8'] = precision.fp8
+        keys['fp8'] = precision.fp8
     if has_flags(row):
-        found |= {
+        keys |= {
             'gradients': row.text('grad_dtype') or 'fp32', 'optimizer': {'adam': {'master_weights': True}},
             'clip_norm': 1.0,
         }  # fmt: skip
-    return found
+    return keys
 
 
 def _of_flags(row: Row, flags: Settings) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def options(row: Row) -> frozenset[str]:
     """Options of a run that facts of a stack ask for."""
     flags = flags_of(row)
     local = flags.text('transformer-impl') == 'local'
-    told = {
+    by_option = {
         # Its own environment: CUBLAS_WORKSPACE_CONFIG=:4096:8.
         'deterministic': flags.on('deterministic-mode'),
         'local': local,
@@ -262,7 +262,7 @@ def options(row: Row) -> frozenset[str]:
         'torch-2026': row.text('mem_date').removeprefix('<=') >= '2026-05',
         'fused-loss': flags.on('cross-entropy-loss-fusion'),
     }
-    return frozenset(name for name, holds in told.items() if holds)
+    return frozenset(name for name, holds in by_option.items() if holds)
 
 
 def schedule_tree(row: Row) -> dict[str, Any]:

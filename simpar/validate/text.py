@@ -34,13 +34,14 @@ def _set(answer: SetAnswer) -> Iterator[str]:
     for name, score in answer.scores.items():
         if score:
             yield f'  {name:<12}{_line(score)}'
-    found = choice(answer.pairs)
-    if found.groups:
-        order = f'; {found.ordered} of {found.apart} pairs in order' if found.apart else ''
-        yield f'  plans       {found.groups} groups: the chosen one is {found.regret:.1%} slower than the best{order}'
-    known, within, width = covered(answer.pairs, spreads())
-    if known:
-        yield f'  intervals   {within} of {known} within, half-width {width:.1%} in the median'
+    plan_score = choice(answer.pairs)
+    if plan_score.groups:
+        order = f'; {plan_score.ordered} of {plan_score.apart} pairs in order' if plan_score.apart else ''
+        groups, regret = plan_score.groups, plan_score.regret
+        yield f'  plans       {groups} groups: the chosen one is {regret:.1%} slower than the best{order}'
+    total, within, width = covered(answer.pairs, spreads())
+    if total:
+        yield f'  intervals   {within} of {total} within, half-width {width:.1%} in the median'
     for pair in worst(answer.pairs):
         yield f'  worst  {_row(pair)}'
     yield ''
@@ -168,8 +169,8 @@ def _panel(panel: Axes, answer: SetAnswer) -> None:
         )
     panel.set(xscale='log', yscale='log', xlim=ends, ylim=ends)
     score = answer.scores['prediction']
-    told = f': mean error {score.mape:.0%} of {score.rows}' if score else ''
-    panel.set_title(f'{answer.name}{told}', fontsize=9)
+    suffix = f': mean error {score.mape:.0%} of {score.rows}' if score else ''
+    panel.set_title(f'{answer.name}{suffix}', fontsize=9)
     panel.set_xlabel('measured step', fontsize=8)
     panel.set_ylabel('predicted step', fontsize=8)
     for axis in (panel.xaxis, panel.yaxis):

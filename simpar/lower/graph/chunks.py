@@ -41,8 +41,8 @@ def sequence_chunks_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
     if chunks == 1:
         return
     if plan.rows or plan.order not in ORDERS or not ORDERS[plan.order].sequences:
-        known = ', '.join(name for name, one in ORDERS.items() if one.sequences)
-        yield Problem(KEY, f'{plan.order} takes whole samples', f'write 1, or one of these orders: {known}')
+        orders = ', '.join(name for name, one in ORDERS.items() if one.sequences)
+        yield Problem(KEY, f'{plan.order} takes whole samples', f'write 1, or one of these orders: {orders}')
     if plan.pipeline == 1:
         yield Problem(KEY, 'there is no pipeline that chunks could fill', 'write 1, or pipeline above 1')
     if not isinstance(model, Transformer):
@@ -50,8 +50,8 @@ def sequence_chunks_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
         return
     split = chunks * (plan.tensor if plan.sequence_parallel else 1)
     if model.sequence % split:
-        shown = f'{chunks} chunks' + (f' × tensor {plan.tensor}' if split > chunks else '')
-        yield Problem(KEY, f'{model.sequence} tokens do not divide by {shown}', 'write a count that divides them')
+        text = f'{chunks} chunks' + (f' × tensor {plan.tensor}' if split > chunks else '')
+        yield Problem(KEY, f'{model.sequence} tokens do not divide by {text}', 'write a count that divides them')
     yield from _unbuilt(workload, model, plan)
 
 
@@ -145,10 +145,10 @@ class ByChunk:
             name: one.shape[TOKENS] for name, one in tape.tensors.items() if one.kind == 'input' and one.shape[1:]
         }
         (tokens,) = set(inputs.values())
-        shown = (LOSS, f'{LOSS}.total')
+        losses = (LOSS, f'{LOSS}.total')
         written = {name for op in ops for name in op.writes if tape.tensors[name].kind == 'activation'}
         count = tape.mesh.sequence_chunks
-        return cls(tape, count, count * tokens, frozenset((written - {*shown}) | set(inputs)))
+        return cls(tape, count, count * tokens, frozenset((written - {*losses}) | set(inputs)))
 
     def forget(self) -> None:
         """Take what is a chunk's no more off the tape; inputs stay, in full."""
@@ -177,16 +177,16 @@ class ByChunk:
 
         Arguments: ``ops`` of one chunk, in order: a part of a stage's forward or backward.
         """
-        found: list[OpClass] = []
+        chunk_ops: list[OpClass] = []
         for op in ops:
             if LOSS in op.reads:
                 # The sum of a micro-batch's loss over ranks, for display: once, behind the last chunk's.
-                found += [op] if chunk == self.count - 1 else []
+                chunk_ops += [op] if chunk == self.count - 1 else []
                 continue
-            found.append(self._attention(op, chunk) if op.operator == CHUNK_ATTENTION else self._op(op, chunk))
+            chunk_ops.append(self._attention(op, chunk) if op.operator == CHUNK_ATTENTION else self._op(op, chunk))
             if chunk and LOSS in op.writes:
-                found.append(self._loss(op, chunk))
-        return found
+                chunk_ops.append(self._loss(op, chunk))
+        return chunk_ops
 
     def _op(self, op: OpClass, chunk: int) -> OpClass:
         # Masks of dropout are drawn by the places of elements, too.
@@ -207,18 +207,18 @@ class ByChunk:
             name for name in dict.fromkeys(name for op in ops for name in op.reads)
             if name in self.own and tensors[name].kind == 'input'
         ]  # fmt: skip
-        found = []
+        splits = []
         for name in inputs:
             parts = tuple(self.name(name, chunk) for chunk in range(self.count))
             shape = tensors[name].shape
             full = (shape[0], self.sequence, *shape[TOKENS + 1 :])
             tensors[name] = replace(tensors[name], shape=full)
             stage, dtype = ops[0].stage, tensors[name].dtype
-            found.append(
+            splits.append(
                 OpClass(f'{name}.chunks.F', kind='compute', operator='split', phase='F', dtype=dtype, reads=(name,),
                         writes=parts, attributes={'dim': TOKENS, 'blocks': 1}, stage=stage)
             )  # fmt: skip
-        return found
+        return splits
 
     def _loss(self, op: OpClass, chunk: int) -> OpClass:
         """The loss of all chunks so far: the last one's is the loss."""

@@ -74,13 +74,13 @@ class ContextSplit:
 
     def pairs(self, queries: Tokens, keys: Tokens) -> Pairs:
         """Pairs of a rank's queries and another's keys of which the one sees the other; of several ranks at once."""
-        found: Pairs = np.sum([self._seen(q, k) for q in self.spans(queries) for k in self.spans(keys)], axis=0)
-        return found
+        counts: Pairs = np.sum([self._seen(q, k) for q in self.spans(queries) for k in self.spans(keys)], axis=0)
+        return counts
 
     def of_all(self, queries: Tokens) -> Pairs:
         """The same with the keys of all ranks."""
-        found: Pairs = np.sum([self._seen(span, (0, self.sequence)) for span in self.spans(queries)], axis=0)
-        return found
+        counts: Pairs = np.sum([self._seen(span, (0, self.sequence)) for span in self.spans(queries)], axis=0)
+        return counts
 
     def _seen(self, queries: Span, keys: Span) -> Pairs:
         """Pairs of which the query is not before the key, in one document, and within a window.
@@ -90,8 +90,8 @@ class ContextSplit:
         """
         documents = pairwise(accumulate(self.documents or (self.sequence,), initial=0))
         seen = [_pairs(_both(queries, one), _both(keys, one), self.window) for one in documents]
-        found: Pairs = np.sum(seen, axis=0)
-        return found
+        counts: Pairs = np.sum(seen, axis=0)
+        return counts
 
     def of_ranks(self, step: int | None = None) -> tuple[float, ...]:
         """For each rank its pairs with the keys of all ranks.
@@ -104,8 +104,8 @@ class ContextSplit:
 @cache
 def _of_ranks(split: ContextSplit, step: int | None) -> tuple[float, ...]:
     ranks = np.arange(split.ranks)
-    found = split.of_all(ranks) if step is None else split.pairs(ranks, (ranks - step) % split.ranks)
-    return tuple(found.tolist())
+    pairs = split.of_all(ranks) if step is None else split.pairs(ranks, (ranks - step) % split.ranks)
+    return tuple(pairs.tolist())
 
 
 def _both(one: Span, other: Span) -> Span:
@@ -145,18 +145,18 @@ def attend(tape: Tape, name: str, operator: Attention, reads: Sequence[Value], y
     # Steps in which some rank sees some key.
     steps = [step for step in core.steps(ring=ring) if step is None or any(core.split.of_ranks(step))]
     wide = tape.dtype if BYTES[tape.dtype] >= BYTES[WIDE] else WIDE
-    known: list[Value] = []
+    previous: list[Value] = []
     for step, here in core.rounds('', 'F', ring=ring):
         if step in steps:
             last = step == steps[-1]
             made = tape.register(core.y) if last else core.made(core.y, f'{name}.y{step}', dtype=wide)
             lse = core.lse('lse' if last else f'lse{step}')
-            core.compute('F', [core.q, here, *known], [made, lse], step)
-            known = [made, lse]
+            core.compute('F', [core.q, here, *previous], [made, lse], step)
+            previous = [made, lse]
 
     def backward(dy: Value) -> None:
         def compute(step: int | None, here: Value, dq: Sequence[Value], writes: Sequence[Value]) -> None:
-            core.compute('I', [dy, core.q, here, core.y, known[1], *dq], writes, step)
+            core.compute('I', [dy, core.q, here, core.y, previous[1], *dq], writes, step)
 
         core.backward('.again', steps, compute, ring=ring)
 
@@ -430,13 +430,13 @@ class Unfused:
 
     def values(self, name: str, probabilities: Value, y: Value) -> Value:
         """Probabilities times values; ``y``, a value of the result's name and shape."""
-        core, known = self.core, list[Value]()
+        core, previous = self.core, list[Value]()
         y = y.like(y.name, core.qkv.layout)
         for step, here in core.rounds('.values', 'F', ring=self.ring):
             last = step == self._steps[-1]
             made = core.tape.register(y) if last else core.made(y, f'{y.name}.part{step}')
-            self._emit(name, CONTEXT_VALUES, 'F', step, [probabilities, here, *known], [made], core.heads.values)
-            known = [made]
+            self._emit(name, CONTEXT_VALUES, 'F', step, [probabilities, here, *previous], [made], core.heads.values)
+            previous = [made]
         core.tape.backward_of(y, lambda dy: self._values_backward(name, probabilities, dy))
         return y
 
@@ -583,9 +583,11 @@ class HeadsExchange:
         attributes = {**exchanged.held(qkv.layout), 'times': exchanged.groups // self.heads.groups}
 
         def back(gradient: Value) -> None:
-            given = tape.new_gradient(qkv, 'repeated', gradient)
-            tape.emit_compute(op, REPEAT_KV, 'I', [gradient.name], [given.name], flops=added, attributes=attributes)
-            tape.accumulate(qkv, given)
+            qkv_gradient = tape.new_gradient(qkv, 'repeated', gradient)
+            tape.emit_compute(
+                op, REPEAT_KV, 'I', [gradient.name], [qkv_gradient.name], flops=added, attributes=attributes
+            )
+            tape.accumulate(qkv, qkv_gradient)
 
         tape.emit_compute(op, REPEAT_KV, 'F', [qkv.name], [result.name], attributes=attributes)
         tape.backward_of(result, back)

@@ -130,9 +130,9 @@ class CrossEntropy:
 
     def _placed(self, operator: cross_entropy.LossOperator, rule: Rule, reads: Sequence[Value]) -> Placed:
         lead = len(operator.reads) - len(reads)
-        given = self.workload.loss_strategies.get(operator.name)
+        choice = self.workload.loss_strategies.get(operator.name)
         # Without a strategy of its own: by batch, over as many ranks as divide it.
-        strategy = given or by_rows(rule, self.placer.by_batch(rule.shapes[0][0]))
+        strategy = choice or by_rows(rule, self.placer.by_batch(rule.shapes[0][0]))
         return self.placer.by_strategy(rule, strategy, (), reads[0].layout, lead)
 
     def _operator(self, operator: cross_entropy.LossOperator, rule: Rule, reads: Sequence[Value]) -> Value:
@@ -157,10 +157,10 @@ class CrossEntropy:
             return 'bool'
         if operator.name in (cross_entropy.LIKELIHOOD, cross_entropy.SMOOTH, cross_entropy.COUNT):
             return self.tape.dtype if BYTES[self.tape.dtype] >= BYTES[WIDE] else WIDE
-        kept = (
+        keeps_dtype = (
             operator.primitive in ('ExpandDims', 'Squeeze', 'MaskedFill') and cross_entropy.ONES not in operator.reads
         )
-        return self.tape.tensors[reads[0].name].dtype if kept else self.tape.dtype
+        return self.tape.tensors[reads[0].name].dtype if keeps_dtype else self.tape.dtype
 
     # forward and backward of one operator
 

@@ -66,20 +66,20 @@ class Mover:
         key = (value.name, target, self.tape.stage)
         if not self.as_compiler and key in self.moved:
             return self.moved[key]
-        found = redistribute(value.shape, value.layout, target, self.method, self._exchanges(value))
-        gathers = any(step.kind == 'all_gather' for step in found.steps)
+        redistribution = redistribute(value.shape, value.layout, target, self.method, self._exchanges(value))
+        gathers = any(step.kind == 'all_gather' for step in redistribution.steps)
         if not name and self.tape.degrees:
             name = self._free(f'{value.name}.{"whole" if gathers else "slice"}')
-        result = self._emit(found, value, name or self._fresh(value.name), 'F')
+        result = self._emit(redistribution, value, name or self._fresh(value.name), 'F')
         # Megatron gathers a sequence-parallel input once more in the backward instead of keeping it.
-        gathered = [step.kind for step in found.steps] == ['all_gather']
+        gathered = [step.kind for step in redistribution.steps] == ['all_gather']
         # Tokens that came to an expert are kept.
         once_more = self.tape.degrees and gathered and value.load is None
         result = result._replace(again=value if once_more else None)
         if self.tape.early:
             self.tape.on_backward(lambda: self._back_early(value, result, gathers=gathers))
         else:
-            self.tape.backward_of(result, lambda gradient: self._back(found, value, gradient, gathers=gathers))
+            self.tape.backward_of(result, lambda gradient: self._back(redistribution, value, gradient, gathers=gathers))
         self.moved[key] = result
         return result
 
@@ -100,8 +100,10 @@ class Mover:
             return value
         # One gather for all that read the same, as where queries, keys and values are products of their own.
         if value.name not in self.again:
-            found = redistribute(value.shape, value.again.layout, value.layout, 'cheapest', self.all_to_all)
-            self.again[value.name] = self._emit(found, value.again, self._free(f'{value.again.name}.again'), 'W')
+            redistribution = redistribute(value.shape, value.again.layout, value.layout, 'cheapest', self.all_to_all)
+            self.again[value.name] = self._emit(
+                redistribution, value.again, self._free(f'{value.again.name}.again'), 'W'
+            )
         return self.again[value.name]
 
     def share(self) -> None:
@@ -110,8 +112,8 @@ class Mover:
         The compiler eliminates common subexpressions behind its differentiation.
         """
         instead: dict[str, str] = {}
-        known: dict[object, str] = {}
-        kept = []
+        by_key: dict[object, str] = {}
+        ops = []
         for op in self.tape.ops:
             reads = tuple(instead.get(name, name) for name in op.reads)
             if not self.results.isdisjoint(op.writes):
@@ -119,12 +121,12 @@ class Mover:
                 # A copy that sees a tensor in parts is told by nothing but its result.
                 unnamed = replace(self.tape.tensors[result], name='')
                 same = (op.stage, op.operator, op.partition, reads, unnamed, *op.attributes.items())
-                instead[result] = known.setdefault(same, result)
+                instead[result] = by_key.setdefault(same, result)
                 if instead[result] != result:
                     del self.tape.tensors[result]
                     continue
-            kept.append(op if reads == op.reads else replace(op, reads=reads))
-        self.tape.ops[:] = kept
+            ops.append(op if reads == op.reads else replace(op, reads=reads))
+        self.tape.ops[:] = ops
 
     def _exchanges(self, value: Value) -> bool:
         """Whether a value may move by an all-to-all: tokens go to experts by nothing else."""
@@ -141,14 +143,14 @@ class Mover:
 
     def _free(self, name: str) -> str:
         """The name, or one with a count where it is taken."""
-        found, count = name, 1
-        while found in self.tape.tensors:
-            found, count = f'{name}{count}', count + 1
-        return found
+        candidate, count = name, 1
+        while candidate in self.tape.tensors:
+            candidate, count = f'{name}{count}', count + 1
+        return candidate
 
     # the backward
 
-    def _back(self, found: Redistribution, value: Value, gradient: Value, *, gathers: bool) -> None:
+    def _back(self, redistribution: Redistribution, value: Value, gradient: Value, *, gathers: bool) -> None:
         if not value.needs_gradient:
             return
         name = f'd:{value.name}'
@@ -156,7 +158,7 @@ class Mover:
             name = self._free(f'{name}@sum' if gathers else f'{gradient.name}.whole')
         elif name in self.tape.tensors:
             name = self._fresh(name, 'back')
-        self.tape.accumulate(value, self._emit(found.backward(), gradient, name, 'I'))
+        self.tape.accumulate(value, self._emit(redistribution.backward(), gradient, name, 'I'))
 
     def _back_early(self, value: Value, result: Value, *, gathers: bool) -> None:
         """Behind a gather, pending sums of the gradient are scattered and not summed first."""
@@ -171,18 +173,18 @@ class Mover:
             return gradient
         ending = 'sum' if gradient.layout.partial else 'slice'
         name = self._free(f'd:{value.name}@{ending}' if gathers else f'{gradient.name}.whole')
-        found = redistribute(gradient.shape, gradient.layout, wanted, 'cheapest', self._exchanges(value))
-        return self._emit(found, gradient, name, 'I')
+        redistribution = redistribute(gradient.shape, gradient.layout, wanted, 'cheapest', self._exchanges(value))
+        return self._emit(redistribution, gradient, name, 'I')
 
     # ops
 
-    def _emit(self, found: Redistribution, value: Value, name: str, phase: Phase) -> Value:
-        actions = [action for part in found.parts for action in _actions(found.shape, part)]
+    def _emit(self, redistribution: Redistribution, value: Value, name: str, phase: Phase) -> Value:
+        actions = [action for part in redistribution.parts for action in _actions(redistribution.shape, part)]
         dtype = self.tape.tensors[value.name].dtype
         source = value.name
         for place, action in enumerate(actions):
             last = place == len(actions) - 1
-            layout = found.target if last else TensorLayout(self.tape.world, action.dims)
+            layout = redistribution.target if last else TensorLayout(self.tape.world, action.dims)
             result = Value(
                 name if last else f'{name}.{place}', action.shape, layout, value.needs_gradient, load=value.load
             )
@@ -384,8 +386,8 @@ class Site:
     def size(self, role: str) -> int:
         """Bytes of a rank's slice, of one copy."""
         # A template may ask for the size of the result before it is registered.
-        known = self.tape.tensors.get(self.values[role].name)
-        return self.elements(role) * BYTES[known.dtype if known else self.tape.dtype]
+        tensor = self.tape.tensors.get(self.values[role].name)
+        return self.elements(role) * BYTES[tensor.dtype if tensor else self.tape.dtype]
 
     def partition(self, layout: TensorLayout, dim: int) -> str:
         """The partition whose ranks hold the slices of a dim; empty: it is unsharded."""
@@ -423,9 +425,9 @@ class _Emission:
         # The backward reads it, so it must be kept (or made again) behind its last reader in the forward.
         if self.ops.saves_result:
             tape.saved.add(y.name)
-        for kept in self.ops.kept:
-            value = Value(self._named(kept.role), kept.shape, kept.layout)
-            self.values[kept.role] = tape.register(value, dtype=kept.dtype)
+        for extra in self.ops.kept:
+            value = Value(self._named(extra.role), extra.shape, extra.layout)
+            self.values[extra.role] = tape.register(value, dtype=extra.dtype)
         self._op(self.ops.F, 'F', self._names(self.ops.F.writes))
         tape.backward_of(y, self._backward)
         return y

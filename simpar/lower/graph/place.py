@@ -35,17 +35,17 @@ class Placer:
         Arguments: ``layout``, that of the first value that it reads, input number ``lead``: where that has as many
         slices, they stay on their ranks, as MindSpore 2.10 propagates layouts. Raises ``Infeasible`` where none can.
         """
-        found = operator.sharded(strategy, self.world, out_strategy)
+        placement = operator.sharded(strategy, self.world, out_strategy)
         if (
             layout is not None
-            and layout.shard_counts == found.inputs[lead].shard_counts
+            and layout.shard_counts == placement.inputs[lead].shard_counts
             and not _contracted(operator, lead)
         ):
             followed = self.followed(operator, layout, lead)
             # Only the ranks of slices may differ from the strategy, never their number.
-            alike = [one.shard_counts for one in followed.inputs] == [one.shard_counts for one in found.inputs]
-            found = followed if alike else found
-        return self._checked(operator, found, lead)
+            alike = [one.shard_counts for one in followed.inputs] == [one.shard_counts for one in placement.inputs]
+            placement = followed if alike else placement
+        return self._checked(operator, placement, lead)
 
     def by_layout(
         self, operator: Rule, matrix: Layout, inputs: Sequence[Sequence[str]], output: Sequence[str], lead: int = 0
@@ -59,23 +59,23 @@ class Placer:
         counts = tuple(layout.shard_counts for layout in layouts)
         problem = operator.wrong(counts, self.world) or _unlike(operator, layouts)
         if problem:
-            raise errors.Infeasible(f'{operator.name}: layout {_shown(inputs)}: {problem}')
+            raise errors.Infeasible(f'{operator.name}: layout {_layout_text(inputs)}: {problem}')
         axes = {name: dim for names, layout in zip(operator.inputs, layouts, strict=True)
                 for name, dim in zip(names, layout.dims, strict=True)}  # fmt: skip
         # In the operator's order, so that the axes of a sum stand as in the device matrix.
         sums = [axis for name in operator.order if name not in operator.output for axis in axes.get(name, ())]
         local = self._layout(operator.output, axes).with_partial(sums)
-        found = Placed(tuple(layouts), local, local.without_partial())
+        placement = Placed(tuple(layouts), local, local.without_partial())
         if output:
             wanted = matrix(*map(_aliases, output))
             scattered = operator.output_of(local, wanted.shard_counts)
             if scattered != wanted:
                 raise errors.Infeasible(
-                    f'{operator.name}: out_layout {_shown([output])}: the axes of the sum shard a dim inside '
+                    f'{operator.name}: out_layout {_layout_text([output])}: the axes of the sum shard a dim inside '
                     'of what shards it already; write them last'
                 )
-            found = Placed(tuple(layouts), local, scattered)
-        return self._checked(operator, found, lead)
+            placement = Placed(tuple(layouts), local, scattered)
+        return self._checked(operator, placement, lead)
 
     def followed(self, operator: Rule, layout: TensorLayout, lead: int = 0) -> Placed:
         """As what it reads lies, but for dims that must stay unsharded or do not divide.
@@ -142,7 +142,7 @@ def _aliases(dim: str) -> list[str] | None:
     return None if dim.lower() == 'none' else dim.split('+')
 
 
-def _shown(inputs: Sequence[Sequence[str]]) -> str:
+def _layout_text(inputs: Sequence[Sequence[str]]) -> str:
     return ', '.join(f'({", ".join(dims)})' for dims in inputs)
 
 
@@ -165,15 +165,15 @@ def _overlap(one: Axis, other: Axis) -> bool:
 
 def outermost(axes: Sequence[Axis], length: int) -> tuple[Axis, ...]:
     """What of axes, from the outermost on, shards a dim of a length into equal slices."""
-    found: list[Axis] = []
+    outer: list[Axis] = []
     for axis in axes:
         # The outermost positions of an axis are those of the greatest stride.
         size = gcd(axis.size, length)
-        found.append(Axis(size, axis.stride * (axis.size // size)))
+        outer.append(Axis(size, axis.stride * (axis.size // size)))
         length //= size
         if size < axis.size:
             break
-    return tuple(found)
+    return tuple(outer)
 
 
 def seen_as(layout: TensorLayout, shape: Sequence[int], other: Sequence[int]) -> TensorLayout | None:
@@ -181,10 +181,12 @@ def seen_as(layout: TensorLayout, shape: Sequence[int], other: Sequence[int]) ->
     digits = [digit for axes, length in zip(layout.dims, shape, strict=True) for digit in _digits(axes, length)]
     dims = []
     for length in other:
-        found = _taken(digits, length)
-        if found is None or any(axis is None for _, axis in found[: sum(axis is not None for _, axis in found)]):
+        dim_digits = _pop_digits(digits, length)
+        if dim_digits is None or any(
+            axis is None for _, axis in dim_digits[: sum(axis is not None for _, axis in dim_digits)]
+        ):
             return None
-        dims.append(tuple(axis for _, axis in found if axis is not None))
+        dims.append(tuple(axis for _, axis in dim_digits if axis is not None))
     return TensorLayout(layout.world, tuple(dims))
 
 
@@ -197,9 +199,9 @@ def _digits(axes: Sequence[Axis], length: int) -> list[_Digit]:
     return [*((axis.size, axis) for axis in axes), (rest, None)]
 
 
-def _taken(digits: list[_Digit], length: int) -> list[_Digit] | None:
+def _pop_digits(digits: list[_Digit], length: int) -> list[_Digit] | None:
     """The outermost digits that count so far together, parted where they must be, and removed; None if none do."""
-    found: list[_Digit] = []
+    parts: list[_Digit] = []
     while length > 1:
         size, axis = digits.pop(0)
         # Free digits that follow one another count on, so they are one.
@@ -213,9 +215,9 @@ def _taken(digits: list[_Digit], length: int) -> list[_Digit] | None:
         if inner > 1:
             digits.insert(0, (inner, Axis(inner, axis.stride) if axis else None))
         if part > 1:
-            found.append((part, Axis(part, axis.stride * inner) if axis else None))
+            parts.append((part, Axis(part, axis.stride * inner) if axis else None))
         length //= part
-    return found
+    return parts
 
 
 def _contracted(operator: Rule, lead: int) -> set[str]:
@@ -396,15 +398,15 @@ class Degrees:
             return self.divides(length, operator.what)
         return self.divides(length, name, f'its {length} outputs are')
 
-    def divides(self, length: int, what: str, told: str = '') -> bool:
+    def divides(self, length: int, what: str, words: str = '') -> bool:
         """Whether the tensor ranks split a length; where it does not divide, a note.
 
-        Arguments: ``what`` stays full; ``told``, the length in words.
+        Arguments: ``what`` stays full; ``words``, the length in words.
         """
         if self.degree > 1 and length % self.degree and what:
-            told = told or f'{length} is'
+            words = words or f'{length} is'
             self.notes.append(
-                f'{what} stays unsharded on every tensor rank: {told} not divisible by tensor {self.degree}'
+                f'{what} stays unsharded on every tensor rank: {words} not divisible by tensor {self.degree}'
             )
         return self.degree > 1 and length % self.degree == 0
 
@@ -453,8 +455,8 @@ class Degrees:
 
     def _without_tensor(self, axes: Axes) -> Axes:
         """What neither tensor ranks nor samples take; a strategy may have given a sequence to both."""
-        for taken in (self.tensor, self.data) if self.tensor else ():
-            axes = (left_of(axes, taken) or ()) if axes else axes
+        for part in (self.tensor, self.data) if self.tensor else ():
+            axes = (left_of(axes, part) or ()) if axes else axes
         return axes
 
     def _scattered(self, layout: TensorLayout, shape: Sequence[int]) -> TensorLayout:
@@ -490,13 +492,13 @@ class Degrees:
             lead = next((place for place in own if self._splits(reads[place].layout)), own[0])
         elif isinstance(operator, torch_call.TorchCall):
             # The value of the most slices, so that what is split stays split.
-            lead = max(range(len(reads)), key=lambda place: _kept_slices(operator, place, reads[place].layout))
+            lead = max(range(len(reads)), key=lambda place: _slice_count(operator, place, reads[place].layout))
         layout = reads[lead].layout
         stream = isinstance(operator, STREAM) and not self._splits(layout)
         return lead, self._scattered(layout, reads[lead].shape) if stream else layout
 
 
-def _kept_slices(operator: torch_call.TorchCall, place: int, layout: TensorLayout) -> int:
+def _slice_count(operator: torch_call.TorchCall, place: int, layout: TensorLayout) -> int:
     """Slices of a value that an operator reads, along dims that may be split."""
     names, fixed = operator.spec.reads[place], operator.spec.fixed
     split = (size_of(axes) for name, axes in zip(names, layout.dims, strict=True) if name and name not in fixed)

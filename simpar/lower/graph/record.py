@@ -46,15 +46,15 @@ def with_strategies(nodes: Sequence[Node], plan: Plan) -> tuple[Node, ...]:
     """
     if not (plan.strategies or plan.layouts):
         return tuple(nodes)
-    found = _each(_each(nodes, 'strategies', plan.strategies), 'layouts', plan.layouts)
-    _tie(found)
-    return tuple(found)
+    new_nodes = _each(_each(nodes, 'strategies', plan.strategies), 'layouts', plan.layouts)
+    _tie(new_nodes)
+    return tuple(new_nodes)
 
 
 def _each(nodes: Sequence[Node], key: str, strategies: Mapping[str, keys.Layouts | Strategy]) -> list[Node]:
     """Of the patterns that match its name a node takes the first. Arguments: ``key`` of the plan that has them."""
     free = set(strategies)
-    found = []
+    new_nodes = []
     for node in nodes:
         matching = [pattern for pattern in strategies if matches(node.name, pattern)]
         if matching and (isinstance(node.operator, Sharded) or node.name in strategies):
@@ -64,11 +64,11 @@ def _each(nodes: Sequence[Node], key: str, strategies: Mapping[str, keys.Layouts
                 raise Infeasible(f'plan.{key}: {node.name} takes no strategy, it lies as what it reads; leave it out')
             operator = told(node.operator, strategies[matching[0]], 'strategy' if key == 'strategies' else 'layout')
             node = replace(node, operator=operator)  # noqa: PLW2901
-        found.append(node)
+        new_nodes.append(node)
     if free:
         names = [node.name for node in nodes if isinstance(node.operator, Sharded)]
         raise named_by_nothing(f'plan.{key}', min(free), 'operator of the model', names)
-    return found
+    return new_nodes
 
 
 def _tie(nodes: list[Node]) -> None:
@@ -389,16 +389,17 @@ class Forward:
 
     def _tied(self, node: Node, reads: Sequence[Value], placed: Placed) -> Placed:
         """A product whose weight lies already, as another operator has placed it: rows over the other ranks."""
-        known = self.tape.layouts.get(node.operator.tied)
-        if known is None or known.dims == placed.inputs[1].dims[::-1]:
+        layout = self.tape.layouts.get(node.operator.tied)
+        if layout is None or layout.dims == placed.inputs[1].dims[::-1]:
             return placed
-        if node.operator.strategy and known.shard_counts != placed.inputs[1].shard_counts[::-1]:
+        if node.operator.strategy and layout.shard_counts != placed.inputs[1].shard_counts[::-1]:
             raise Infeasible(
-                f'{node.name}: its weight is that of another operator, which splits it as {known.shard_counts}, not as '
-                f'{placed.inputs[1].shard_counts[::-1]}; a weight lies one way: split both alike, or leave one out'
+                f'{node.name}: its weight is that of another operator, which splits it as {layout.shard_counts}, '
+                f'not as {placed.inputs[1].shard_counts[::-1]}; a weight lies one way: split both alike, or leave '
+                'one out'
             )
         (x,), world = reads, self.tape.world
-        n, k = known.dims
+        n, k = layout.dims
         others = (*((),) * (len(x.shape) - 2),)
         rows = outermost(minus([Axis(world, 1)], (*n, *k)), x.shape[0] // self.placer.copies)
         local = TensorLayout(world, (rows, *others, n), k)
@@ -422,8 +423,8 @@ class Forward:
         """
         for node in later:
             if y.name in node.reads:
-                known = {**values, y.name: y}
-                reads = [known.get(of) or Value(of, self.graph.shapes[of], y.layout) for of in node.reads]
+                by_name = {**values, y.name: y}
+                reads = [by_name.get(of) or Value(of, self.graph.shapes[of], y.layout) for of in node.reads]
                 return self._placed(node, reads).inputs[node.operator.lead + node.reads.index(y.name)]
         return None
 
@@ -552,13 +553,13 @@ def _graph(workload: Workload, plan: Plan) -> Graph:
 def shared_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
     """The nodes with the shared experts of a layer behind its dispatch, so that tokens travel meanwhile."""
     shared = [node for node in nodes if '.shared.' in node.name]
-    found: list[Node] = []
+    order: list[Node] = []
     for node in nodes:
         if node.name.endswith('.experts.fc1'):
-            found += [one for one in shared if one.layer == node.layer]
+            order += [one for one in shared if one.layer == node.layer]
         if node not in shared:
-            found.append(node)
-    return tuple(found)
+            order.append(node)
+    return tuple(order)
 
 
 def _degrees(tape: Tape, placer: Placer, plan: Plan, way: Placement) -> Degrees:
@@ -575,6 +576,6 @@ def _matrix(plan: Plan, mesh: Mesh) -> Layout | None:
     if not sizes:
         return None
     if ranks % prod(sizes):
-        shown = ' × '.join(f'{name} {size}' for name, size in plan.device_matrix.items())
-        raise Infeasible(f'plan.device_matrix: {shown} is {prod(sizes)} ranks, which do not divide {ranks}')
+        axes = ' × '.join(f'{name} {size}' for name, size in plan.device_matrix.items())
+        raise Infeasible(f'plan.device_matrix: {axes} is {prod(sizes)} ranks, which do not divide {ranks}')
     return Layout(sizes, tuple(plan.device_matrix), ranks)

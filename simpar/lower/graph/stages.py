@@ -18,13 +18,14 @@ from simpar.pipeline import order, zero_bubble
 from simpar.workload import Workload
 
 
-def stage_of_layer(layers: int, stages: int, given: tuple[int, ...]) -> tuple[int, ...]:
+def stage_of_layer(layers: int, stages: int, per_stage: tuple[int, ...]) -> tuple[int, ...]:
     """For each layer, its stage.
 
-    Arguments: ``given``, layers of each stage; empty: equal counts, the first stages one more where they do not divide.
+    Arguments: ``per_stage``, layers of each stage; empty: equal counts, the first stages one more where these
+    do not divide.
     Raises ``Infeasible`` where the counts are not those of the stages and layers.
     """
-    counts = given or tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
+    counts = per_stage or tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
     if len(counts) != stages:
         raise Infeasible(
             f'plan.stages lists {len(counts)} stages, but the pipeline has {stages}; list {stages} counts of layers'
@@ -43,38 +44,38 @@ def marked_stages(marks: Sequence[int | None], stages: int) -> tuple[int, ...]:
     """
     if all(mark is None for mark in marks):
         return ()
-    found: list[int] = []
+    by_layer: list[int] = []
     for mark in marks:
-        found.append(mark if mark is not None else found[-1] if found else 0)
-    if found != sorted(found) or set(found) != set(range(stages)):
-        raise Infeasible(f'pipeline_stage marks give {found}, but must rise from 0 to {stages - 1} without a gap')
-    return tuple(found)
+        by_layer.append(mark if mark is not None else by_layer[-1] if by_layer else 0)
+    if by_layer != sorted(by_layer) or set(by_layer) != set(range(stages)):
+        raise Infeasible(f'pipeline_stage marks give {by_layer}, but must rise from 0 to {stages - 1} without a gap')
+    return tuple(by_layer)
 
 
-def stages_of(model: Model, stages: int, given: Sequence[int]) -> tuple[int, ...]:
+def stages_of(model: Model, stages: int, per_stage: Sequence[int]) -> tuple[int, ...]:
     """For each operator of a model its stage: by marks, or by counts.
 
-    Arguments: ``given``, of each stage how many layers it holds, or what else people count in the model; empty: equal
-    counts. What stands before the first is in the first stage, what stands behind the last in the last. Raises
+    Arguments: ``per_stage``, of each stage how many layers it holds, or what else people count in the model; empty:
+    equal counts. What stands before the first is in the first stage, what stands behind the last in the last. Raises
     ``Infeasible`` where these do not fit.
     """
     marked = marked_stages([node.operator.pipeline_stage for node in model.nodes], stages)
     if marked:
         return marked
-    unit = unit_of(model, stages, given)
+    unit = unit_of(model, stages, per_stage)
     count = model.counts[unit]
     # Operators before the first unit have the number −1, those behind the last have its count.
-    place = {-1: 0, count: stages - 1, **dict(enumerate(stage_of_layer(count, stages, tuple(given))))}
+    place = {-1: 0, count: stages - 1, **dict(enumerate(stage_of_layer(count, stages, tuple(per_stage))))}
     return tuple(place[number] for number in model.counted[unit])
 
 
-def unit_of(model: Model, stages: int, given: Sequence[int]) -> str:
-    """What stages are counted in: what there are as many of as ``given``, else what there are enough of."""
+def unit_of(model: Model, stages: int, per_stage: Sequence[int]) -> str:
+    """What stages are counted in: what there are as many of as ``per_stage``, else what there are enough of."""
     counts = model.counts
-    fit = [name for name, count in counts.items() if sum(given) == count]
+    fit = [name for name, count in counts.items() if sum(per_stage) == count]
     # From the last: stages of a network count dense layers where there are enough of them.
     enough = [name for name in reversed(counts) if counts[name] >= stages]
-    return next(iter(fit if given else enough), next(reversed(counts)))
+    return next(iter(fit if per_stage else enough), next(reversed(counts)))
 
 
 # DualPipe: micro-batches run through the pipeline both ways at once, so that every stage has two homes.
@@ -188,8 +189,8 @@ def send_to_next_stage(tape: Tape, values: Sequence[Value], chunks: Mover | None
 
     def backward() -> None:
         gradients = [(value, tape.pop(one)) for value, one in zip(values, arrived, strict=True)]
-        given = [(value, one) for value, one in gradients if one is not None and value.needs_gradient]
-        sent = given if stays else [(value, _own(tape, one)) for value, one in given]
+        pairs = [(value, one) for value, one in gradients if one is not None and value.needs_gradient]
+        sent = pairs if stays else [(value, _own(tape, one)) for value, one in pairs]
         if not sent:
             return
         # Names differ by the way that layouts came about, as they did when each had a tape of its own: spans and
@@ -213,11 +214,11 @@ def _stay(tape: Tape, values: Sequence[Value]) -> list[Value]:
     A stage frees what it alone reads. So a value that this stage's backward reads too is copied.
     """
     # What this stage's backward reads must not end with the later stage's last reader.
-    kept = [_copied(tape, value) if value.name in tape.saved else value for value in values]
+    copies = [_copied(tape, value) if value.name in tape.saved else value for value in values]
     tape.stage += 1
-    for value in kept:
+    for value in copies:
         tape.backward_of(value, partial(_returned, tape, value))
-    return kept
+    return copies
 
 
 def _returned(tape: Tape, value: Value, gradient: Value) -> None:
@@ -237,9 +238,9 @@ def _own(tape: Tape, gradient: Value) -> Value:
     if tape.backward.handed_on[gradient.name] < 2:
         return gradient
     name = f'{gradient.name}.copy'
-    taken = {op.name for op in tape.ops}
+    names = {op.name for op in tape.ops}
     # A value that goes on over several stages is copied in each, and a redistribution may have copied it, too.
-    while name in tape.tensors or f'{name}.I' in taken:
+    while name in tape.tensors or f'{name}.I' in names:
         name = f'{name}.copy'
     return _copy(tape, gradient.like(name), gradient, 'I')
 

@@ -39,17 +39,17 @@ def in_fp8(tape: Tape, workload: Workload, plan: plans.Plan) -> None:
     sizes = {op.name.removesuffix('.F'): op.dims for op in tape.ops if op.operator in PRODUCTS and op.phase == 'F'}
     _check(workload.fp8_except, sizes)
     # Heads of tokens further on are the same product.
-    kept = (*workload.fp8_except, *(f'{HEAD}.*' for one in workload.fp8_except if one == HEAD), *NEVER)
-    wanted = [name for name in sizes if not any(fnmatchcase(name, pattern) for pattern in kept)]
+    patterns = (*workload.fp8_except, *(f'{HEAD}.*' for one in workload.fp8_except if one == HEAD), *NEVER)
+    wanted = [name for name in sizes if not any(fnmatchcase(name, pattern) for pattern in patterns)]
     # Rows of each expert are filled up.
     dims = {name: 'nk' if 'groups' in sizes[name] else 'mnk' for name in wanted}
     chosen = {name for name in wanted if all(sizes[name][dim] % MULTIPLE == 0 for dim in dims[name])}
     left = [name for name in wanted if name not in chosen]
     # One name for all layers that are alike.
-    shown = ', '.join(dict.fromkeys(re.sub(r'\d+', '*', name) for name in left))
+    names = ', '.join(dict.fromkeys(re.sub(r'\d+', '*', name) for name in left))
     if left:
         tape.notes.append(
-            f'fp8: {shown} stay in {tape.dtype}: rows, outputs and inputs on a rank must be multiples of {MULTIPLE}'
+            f'fp8: {names} stay in {tape.dtype}: rows, outputs and inputs on a rank must be multiples of {MULTIPLE}'
         )
     phases = 'F' if workload.phase == 'forward' else 'FIW'
     choice = choice_of(plan)

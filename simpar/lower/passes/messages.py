@@ -177,10 +177,10 @@ class Gathers:
                         stages.setdefault(label[0], {})[self._gathered[name]] = None
         # A bucket is fused within its stage: weights of others are not wanted at the same time.
         several = self._tape.mesh.stages > 1
-        found: dict[_Key, list[str]] = {}
+        buckets: dict[_Key, list[str]] = {}
         for stage, names in stages.items():
-            found |= self._fused(list(names), f'stage{stage}.' if several else '')
-        return found
+            buckets |= self._fused(list(names), f'stage{stage}.' if several else '')
+        return buckets
 
     def _fused(self, parameters: Sequence[str], scope: str) -> dict[_Key, list[str]]:
         size = optimizer_parallel.message_sizes(self._tape, self._plan, self._shards, parameters)
@@ -205,18 +205,18 @@ class Gathers:
                 packed[key] = frozenset(members)
                 keys.update((one.name, key) for shard in shards for one in shard.fulls)
         within = {run: self._within(touching[run], keys, packed) for run in order.runs}
-        found: dict[_Key, dict[Label | None, _Use]] = {}
+        uses: dict[_Key, dict[Label | None, _Use]] = {}
         for block, start in zip(order.blocks, order.start[:-1], strict=True):
             for use in within[block.run]:
                 mine = _moved(use, start, block.micro_batches)
-                spans = found.setdefault((use.bucket, use.partition), {})
+                spans = uses.setdefault((use.bucket, use.partition), {})
                 # on-use-twice has one use a label, on-use one for all that a step does.
                 # The weights of FSDP2's root stay gathered from the forward to the backward.
                 is_root = self._plan.fusion == 'fsdp' and use.bucket.endswith(f'bucket{optimizer_parallel.ROOT}')
                 again = self._shards.choice.gather == 'on-use-twice' and not is_root
                 span = mine.label if again else None
                 spans[span] = _joined(spans[span], mine) if span in spans else mine
-        return found
+        return uses
 
     def _within(
         self, touching: _Touching, keys: Mapping[str, _Key], packed: Mapping[_Key, frozenset[str]]
@@ -271,7 +271,7 @@ class Gathers:
 
     def _seconds(self, shards: Sequence[optimizer_parallel.Shard]) -> list[optimizer_parallel.Shard]:
         """The second shards of some, with what they are put on the tape."""
-        found = []
+        second_shards = []
         for shard in shards:
             near = optimizer_parallel.neighbours(self._tape, shard.partition, self._plan.second_shards)
             *before, last = shard.weight.splits
@@ -281,8 +281,8 @@ class Gathers:
                 shard.weight, name=f'{shard.weight.name}.second', kind='gathered', splits=splits, initial='', like=like
             )
             self._tape.tensors.setdefault(weight.name, weight)
-            found.append(replace(shard, weight=weight, partition=near))
-        return found
+            second_shards.append(replace(shard, weight=weight, partition=near))
+        return second_shards
 
     def ends(self, order: Issued, scope: str) -> tuple[Issue, ...]:
         """What frees second shards behind the updates, which make them old."""
@@ -316,12 +316,12 @@ class Gathers:
 
     def _unique(self, name: str, members: tuple[str, ...]) -> str:
         """The name, or another where it is taken for other members of the bucket."""
-        found, count = name, 0
+        candidate, count = name, 0
         # Op classes are found by name, and a bucket may be gathered for some of its members.
-        while self._named.setdefault(found, members) != members:
+        while self._named.setdefault(candidate, members) != members:
             count += 1
-            found = f'{name}.{count}'
-        return found
+            candidate = f'{name}.{count}'
+        return candidate
 
     # after the update
 
@@ -333,19 +333,19 @@ class Gathers:
         if self._shards.gathers_on_use or not self._shards.of:
             return tuple(map(Issue, ops))
         views = {shard.weight.name: shard.parameters for shard in self._shards.all}
-        found: list[Issue] = []
+        issues: list[Issue] = []
         updated: dict[str, int] = {}
         for op in ops:
             mine = [name for view in op.writes if view in views for name in views[view]]
             if mine:
                 apart = self._shards.by_partition(mine).values()
-                found += [Issue(self._view(names, op.stage)) for names in apart]
+                issues += [Issue(self._view(names, op.stage)) for names in apart]
                 updated |= dict.fromkeys(mine, op.stage)
-            found.append(Issue(op))
+            issues.append(Issue(op))
         parameters = [name for name in self._shards.of if name in updated]
         for (bucket, _), members in self._fused_by_stage(parameters, updated, scope).items():
-            found.append(Issue(self._message(bucket, 'U', self._shards.each(members), updated[members[0]])))
-        return tuple(found)
+            issues.append(Issue(self._message(bucket, 'U', self._shards.each(members), updated[members[0]])))
+        return tuple(issues)
 
     def _fused_by_stage(
         self, parameters: Sequence[str], stage: Mapping[str, int], scope: str
@@ -394,13 +394,13 @@ def _label(issue: Issue) -> Label:
 
 def _apart(uses: Iterable[_Use]) -> list[_Use]:
     """Uses of a bucket in order; those that run into one another are one."""
-    found: list[_Use] = []
+    disjoint: list[_Use] = []
     for use in sorted(uses):
-        if found and use.first <= found[-1].last:
-            found[-1] = _joined(found[-1], use)
+        if disjoint and use.first <= disjoint[-1].last:
+            disjoint[-1] = _joined(disjoint[-1], use)
         else:
-            found.append(use)
-    return found
+            disjoint.append(use)
+    return disjoint
 
 
 def _moved(use: _Use, start: int, micro_batches: Sequence[int]) -> _Use:
@@ -494,10 +494,10 @@ class Reductions:
     @cached_property
     def _added(self) -> dict[int, set[str]]:
         """By stage, the parameters whose gradients it adds to."""
-        found: dict[int, set[str]] = {op.stage: set() for op in self._tape.ops}
+        by_stage: dict[int, set[str]] = {op.stage: set() for op in self._tape.ops}
         for op in self._tape.ops:
-            found[op.stage].update(self._tape.tensors[name].like for name in op.accumulates)
-        return found
+            by_stage[op.stage].update(self._tape.tensors[name].like for name in op.accumulates)
+        return by_stage
 
     @cached_property
     def _number(self) -> dict[str, int]:
@@ -561,7 +561,7 @@ class Reductions:
         if stage < 0 and self._plan.fusion == 'stage':
             of = dict.fromkeys(sorted(map(self._stage_of, parameters)))
             each = [self._buckets([name for name in parameters if self._stage_of(name) == one], one) for one in of]
-            return {bucket: members for found in each for bucket, members in found.items()}
+            return {bucket: members for buckets in each for bucket, members in buckets.items()}
         size = optimizer_parallel.message_sizes(self._tape, self._plan, self._shards, parameters)
         several = stage >= 0 and self._tape.mesh.stages > 1
         scope = f'stage{stage}.' if several else self._scope
@@ -623,12 +623,12 @@ def _last(order: Issued, names: set[str]) -> tuple[int, dict[str, int]]:
 def _for_every_micro_batch(order: Issued, reduction: Reduction, written: Mapping[Run, _Written]) -> dict[int, _Places]:
     """For every micro-batch, in order: the last op of the stage's backward, and the last writer of the gradients."""
     places = {run: _places(written[run], reduction) for run in order.runs}
-    found: dict[int, _Places] = {}
+    by_micro_batch: dict[int, _Places] = {}
     for block, start in zip(order.blocks, order.start[:-1], strict=True):
         for part, (at, ready) in places[block.run].items():
-            before = found.get(block.micro_batches[part], (0, 0))
-            found[block.micro_batches[part]] = (max(before[0], at + start), max(before[1], ready + start))
-    return found
+            before = by_micro_batch.get(block.micro_batches[part], (0, 0))
+            by_micro_batch[block.micro_batches[part]] = (max(before[0], at + start), max(before[1], ready + start))
+    return by_micro_batch
 
 
 def _places(written: _Written, reduction: Reduction) -> dict[int, _Places]:
@@ -642,14 +642,14 @@ def _places(written: _Written, reduction: Reduction) -> dict[int, _Places]:
 
 def _written(run: Run, names: Collection[str]) -> _Written:
     # A run may hold a stage's part without any backward of it, as a forward.
-    found = _Written(dict.fromkeys([(op.stage, part) for op, part, _, _ in run.issues], _NEVER), {})
+    writers = _Written(dict.fromkeys([(op.stage, part) for op, part, _, _ in run.issues], _NEVER), {})
     for offset, (op, part, _, _) in enumerate(run.issues):
         # No forward adds to a gradient.
         if op.phase == 'F':
             continue
         if op.kind == 'compute':
-            found.backward[op.stage, part] = offset
+            writers.backward[op.stage, part] = offset
         for name in (*op.accumulates, *op.writes) if op.accumulates else op.writes:
             if name in names:
-                found.last[name, op.stage, part] = offset
-    return found
+                writers.last[name, op.stage, part] = offset
+    return writers

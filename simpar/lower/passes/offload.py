@@ -75,11 +75,11 @@ def offloaded(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], ch
         cores = [bool(choice.core(op.name.removesuffix('.F'))) for op in ops[:count]]
         last = {layer: place for place, layer in enumerate(layers) if cores[place]}
         made = [layer if place <= last.get(layer, -1) else '' for place, layer in enumerate(layers)]
-    kept = _kept(tape, ops, count, layers, made, elsewhere)
+    by_layer = _for_backward(tape, ops, count, layers, made, elsewhere)
     leaves = order[: choice.most or len(order) - 1]
     before: dict[int, list[OpClass]] = {}
     for layer in leaves:
-        names = kept.get(layer, ())
+        names = by_layer.get(layer, ())
         if not names:
             continue
         behind = order[order.index(layer) + 1 :][:1]
@@ -98,7 +98,7 @@ def offloaded(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], ch
         else:
             before.setdefault(count, []).append(release)
         readers = [place for place in range(count, len(ops)) if not {*names}.isdisjoint(ops[place].reads)]
-        ahead = {*kept.get(behind[0], ())} if behind else set()
+        ahead = {*by_layer.get(behind[0], ())} if behind else set()
         first = (place for place in range(count, readers[0]) if not ahead.isdisjoint(ops[place].reads))
         before.setdefault(next(first, readers[0]), []).append(fetch)
     return [one for place in range(len(ops) + 1) for one in (*before.get(place, ()), *ops[place : place + 1])]
@@ -109,7 +109,7 @@ def is_fetch(op: OpClass) -> bool:
     return op.operator == COPY and op.partition == IN
 
 
-def _kept(
+def _for_backward(
     tape: Tape,
     ops: Sequence[OpClass],
     count: int,
@@ -127,12 +127,12 @@ def _kept(
     for place, op in enumerate(ops[:count]):
         last |= dict.fromkeys((*op.reads, *op.writes), place)
         written.update(op.writes if made[place] else ())
-    found: dict[str, list[str]] = {}
+    by_layer: dict[str, list[str]] = {}
     for name, place in last.items():
         held = name in written and name in wanted and name not in elsewhere and tape.tensors[name].kind == 'activation'
         if held and layers[place] and ops[place].kind not in ('send', 'recv'):
-            found.setdefault(layers[place], []).append(name)
-    return found
+            by_layer.setdefault(layers[place], []).append(name)
+    return by_layer
 
 
 def _partitions(tape: Tape) -> None:

@@ -278,9 +278,9 @@ class Shards:
 
     def each(self, parameters: Iterable[str]) -> tuple[Shard, ...]:
         """The shards of parameters that are sharded, each once."""
-        found = (self.of[name] for name in parameters)
+        shards = (self.of[name] for name in parameters)
         # The first parameter names a shard: those of a flat message share one.
-        return tuple({shard.parameters[0]: shard for shard in found}.values())
+        return tuple({shard.parameters[0]: shard for shard in shards}.values())
 
     @property
     def gathers_on_use(self) -> bool:
@@ -289,26 +289,26 @@ class Shards:
 
     def by_partition(self, parameters: Iterable[str]) -> dict[str, list[str]]:
         """Those of the parameters that are sharded, by their shard groups; only these travel together."""
-        found: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for name in parameters:
             if name in self.of:
-                found.setdefault(self.of[name].partition, []).append(name)
-        return found
+                groups.setdefault(self.of[name].partition, []).append(name)
+        return groups
 
     def with_flat(self, buckets: Mapping[str, list[str]]) -> dict[str, list[str]]:
         """Messages by name, where flat ones, which cannot be parted or joined, are taken out of the others.
 
         Arguments: ``buckets``, parameters that the plan would fuse.
         """
-        found: dict[str, list[str]] = {}
+        messages: dict[str, list[str]] = {}
         for bucket, members in buckets.items():
             for name in members:
                 shard = self.of.get(name)
                 if shard is not None and shard.bucket:
-                    found[shard.bucket] = list(shard.parameters)
+                    messages[shard.bucket] = list(shard.parameters)
                 else:
-                    found.setdefault(bucket, []).append(name)
-        return found
+                    messages.setdefault(bucket, []).append(name)
+        return messages
 
     def held(self, accumulated: Iterable[str]) -> frozenset[str]:
         """The gradients that a rank has when its sums are done, of those that its ops add to."""
@@ -336,8 +336,8 @@ def message_sizes(tape: Tape, plan: Plan, shards: Shards, parameters: Iterable[s
 
 def split_dims(shards: Sequence[Shard]) -> dict[str, Attribute]:
     """The dims that a message splits its tensors along: one number, or where they differ one for each in a text."""
-    found = [shard.dim for shard in shards]
-    return {'dim': found[0] if len(set(found)) == 1 else ' '.join(map(str, found))}
+    dims = [shard.dim for shard in shards]
+    return {'dim': dims[0] if len(set(dims)) == 1 else ' '.join(map(str, dims))}
 
 
 def message_bytes(tape: Tape, tensors: Sequence[Tensor]) -> float:
@@ -563,15 +563,15 @@ def _messages(
     both hold it.
     """
     stages = {tape.tensors[name].like: {op.stage for op in ops} for name, ops in tape.adders().items()}
-    found: dict[tuple[int, str, str, bool], list[str]] = {}
+    by_group: dict[tuple[int, str, str, bool], list[str]] = {}
     for name, one in wanted.items():
         alone = name if len(stages[name]) > 1 else ''
         # One message has one group of ranks, is ready in one stage, and is updated by one rule.
-        found.setdefault((min(stages[name]), one.groups[0], alone, name in apart), []).append(name)
+        by_group.setdefault((min(stages[name]), one.groups[0], alone, name in apart), []).append(name)
     # Fusion by size counts gradients, which may be wider than weights.
     size = {name: size_of(tape, [tape.tensors[f'd:{name}']]) for name in wanted}
     several = tape.mesh.stages > 1
-    for (stage, _, alone, of_own), names in found.items():
+    for (stage, _, alone, of_own), names in by_group.items():
         if plan.shard_form == 'owned' and of_own:
             yield from _dealt_out(tape, [wanted[name] for name in names], apart)
             continue

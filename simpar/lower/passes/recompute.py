@@ -56,13 +56,13 @@ def attention_cores(nodes: Sequence[Node]) -> dict[str, str]:
     for node in nodes:
         for name in node.reads:
             readers.setdefault(name, []).append(node)
-    found: dict[str, str] = {}
+    cores: dict[str, str] = {}
     for node in nodes:
         if isinstance(node.operator, Attention):
-            found[node.name] = node.name
+            cores[node.name] = node.name
         elif isinstance(node.operator, Softmax | CausalSoftmax):
-            found.update(dict.fromkeys(_core(node, by_name, readers), node.name))
-    return found
+            cores.update(dict.fromkeys(_core(node, by_name, readers), node.name))
+    return cores
 
 
 def _core(softmax: Node, by_name: Mapping[str, Node], readers: Mapping[str, Sequence[Node]]) -> list[str]:
@@ -192,12 +192,14 @@ def recomputed(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], c
     to the tape.
     """
     forward = [op for op in ops if op.phase == 'F']
-    regions, taken = [choice.region(op) for op in forward], [choice.takes(op) for op in forward]
-    kept = {*_kept(forward, regions), *elsewhere}
-    makers = {name: place for place, op in enumerate(forward) if taken[place] for name in op.writes if name not in kept}
-    made, together = makers.keys(), _together(regions if choice.regions else [''] * len(forward), taken)
+    regions, mask = [choice.region(op) for op in forward], [choice.takes(op) for op in forward]
+    outputs = {*_region_outputs(forward, regions), *elsewhere}
+    makers = {
+        name: place for place, op in enumerate(forward) if mask[place] for name in op.writes if name not in outputs
+    }
+    made, together = makers.keys(), _together(regions if choice.regions else [''] * len(forward), mask)
     done: set[int] = set()
-    found: list[OpClass] = []
+    new_ops: list[OpClass] = []
 
     def wanted(op: OpClass) -> set[int]:
         """Places of the forward ops to be run again before an op, which make what it or they read."""
@@ -216,15 +218,15 @@ def recomputed(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], c
             again = wanted(op)
             done |= again
             # In the order of the forward, as clones read one another.
-            found += [_clone(tape, forward[place], kept) for place in sorted(again)]
-        found.append(op)
+            new_ops += [_clone(tape, forward[place], outputs) for place in sorted(again)]
+        new_ops.append(op)
     if not choice.shards:
-        return found
-    clones = [op for op in found if is_recomputed(op)]
+        return new_ops
+    clones = [op for op in new_ops if is_recomputed(op)]
     # What enters a region from outside of all, as from the embedding or another stage, stays as it is, too.
-    inputs = {name for op in clones for name in op.reads if choice.regions is not None or name in kept}
+    inputs = {name for op in clones for name in op.reads if choice.regions is not None or name in outputs}
     inputs -= {*elsewhere, *(name for op in clones for name in op.writes)}
-    return _sliced(tape, found, {name for name in inputs if tape.tensors[name].kind == 'activation'})
+    return _sliced(tape, new_ops, {name for name in inputs if tape.tensors[name].kind == 'activation'})
 
 
 def _sliced(tape: Tape, ops: Sequence[OpClass], inputs: Collection[str]) -> list[OpClass]:
@@ -234,7 +236,7 @@ def _sliced(tape: Tape, ops: Sequence[OpClass], inputs: Collection[str]) -> list
     DeepSpeed's partition_activations, MindSpore's recompute_slice_activation).
     """
     dims = {name: dim for name in sorted(inputs) if (dim := _free_dim(tape, name)) is not None}
-    written, gathered, found = set[str](), set[str](), list[OpClass]()
+    written, gathered, new_ops = set[str](), set[str](), list[OpClass]()
     for op in ops:
         if is_recomputed(op) or op.phase != 'F':
             for name in (name for name in op.reads if name in written - gathered):
@@ -242,20 +244,20 @@ def _sliced(tape: Tape, ops: Sequence[OpClass], inputs: Collection[str]) -> list
                     'all_gather', 'F', tape.axes.tensor, f'{name}.kept', f'{name}.gathered', {'dim': dims[name]}
                 )
                 gathers = tape.ops.pop()
-                found.append(replace(gathers, stage=op.stage, attributes={**gathers.attributes, RECOMPUTE: True}))
+                new_ops.append(replace(gathers, stage=op.stage, attributes={**gathers.attributes, RECOMPUTE: True}))
                 gathered.add(name)
             reads = tuple(f'{name}.gathered' if name in gathered else name for name in op.reads)
-            found.append(replace(op, reads=reads))
+            new_ops.append(replace(op, reads=reads))
         else:
-            found.append(op)
+            new_ops.append(op)
         for name in (name for name in op.writes if name in dims and name not in written):
             tape.emit_compute(
                 f'{name}.kept', 'slice', 'F', [name], [f'{name}.kept'],
                 attributes={'dim': dims[name], 'partition': TENSOR},
             )  # fmt: skip
-            found.append(replace(tape.ops.pop(), stage=op.stage))
+            new_ops.append(replace(tape.ops.pop(), stage=op.stage))
             written.add(name)
-    return found
+    return new_ops
 
 
 def _free_dim(tape: Tape, name: str) -> int | None:
@@ -275,7 +277,7 @@ def is_recomputed(op: OpClass) -> bool:
     return RECOMPUTE in op.attributes
 
 
-def _kept(forward: Sequence[OpClass], regions: Sequence[str]) -> set[str]:
+def _region_outputs(forward: Sequence[OpClass], regions: Sequence[str]) -> set[str]:
     """What regions hand on to others, and what the loss reads; ``regions`` of the ops."""
     region = {name: of for op, of in zip(forward, regions, strict=True) for name in op.writes}
     handed_on = {
@@ -289,21 +291,21 @@ def _kept(forward: Sequence[OpClass], regions: Sequence[str]) -> set[str]:
     return handed_on | cached | {name for op in forward if layer_of(op.name) == _LOSS for name in op.reads}
 
 
-def _together(regions: Sequence[str], taken: Sequence[bool]) -> dict[int, Collection[int]]:
+def _together(regions: Sequence[str], mask: Sequence[bool]) -> dict[int, Collection[int]]:
     """For each place in the forward those that are run again with it: all of its region, unless some of it is kept."""
     members: dict[str, list[int]] = {}
     for place, region in enumerate(regions):
         members.setdefault(region, []).append(place)
     alone: dict[int, Collection[int]] = {place: (place,) for place in range(len(regions))}
-    complete = [mine for region, mine in members.items() if region and all(taken[one] for one in mine)]
+    complete = [mine for region, mine in members.items() if region and all(mask[one] for one in mine)]
     return alone | {place: mine for mine in complete for place in mine}
 
 
-def _clone(tape: Tape, op: OpClass, kept: Collection[str]) -> OpClass:
+def _clone(tape: Tape, op: OpClass, outputs: Collection[str]) -> OpClass:
     """The op once more."""
     writes: tuple[str, ...] = ()
     for name in op.writes:
-        again = f'{name}.{RECOMPUTE}' if name in kept else name
+        again = f'{name}.{RECOMPUTE}' if name in outputs else name
         # A kept tensor must not be written again: others may read it still.
         if again not in tape.tensors:
             tape.tensors[again] = replace(tape.tensors[name], name=again)
@@ -370,7 +372,7 @@ def tiled(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], tiles:
     # The very ops: a plan without tiles must be the same program as before there were tiles.
     if tiles == 1:
         return list(ops)
-    found: dict[int, list[OpClass]] = {}
+    by_place: dict[int, list[OpClass]] = {}
     untiled: list[OpClass] = []
     splits: dict[str, OpClass] = {}
     for pair in _pairs(ops, elsewhere):
@@ -386,8 +388,8 @@ def tiled(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], tiles:
             between = range(pair.product, pair.collective) if apart else ()
             behind = [place for place in between if _shares(ops[place], product)]
             *made, join = _summed(tape, product, collective, tiling)
-            found |= {place: [] for place in (pair.product, *behind)}
-            found[pair.collective] = [*made, *(ops[place] for place in behind), join]
+            by_place |= {place: [] for place in (pair.product, *behind)}
+            by_place[pair.collective] = [*made, *(ops[place] for place in behind), join]
         else:
             split, *gathers = _gathers(tape, collective, tiling)
             # Where two collectives gather one tensor, they share its tiles: the first splits it.
@@ -396,10 +398,10 @@ def tiled(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], tiles:
                 untiled.append(product)
                 continue
             ahead, later = gathers[:_AHEAD], gathers[_AHEAD:]
-            found[pair.collective] = [split, *ahead] if first is split else ahead
-            found[pair.product] = _of_gathered(tape, product, collective, tiling, later, joins=pair.others)
+            by_place[pair.collective] = [split, *ahead] if first is split else ahead
+            by_place[pair.product] = _of_gathered(tape, product, collective, tiling, later, joins=pair.others)
     tape.notes += _notes(untiled, tiles)
-    return [made for place, op in enumerate(ops) for made in found.get(place, [op])]
+    return [made for place, op in enumerate(ops) for made in by_place.get(place, [op])]
 
 
 def nothing_tiled(ops: Sequence[OpClass], tiles: int) -> Iterator[str]:
@@ -483,15 +485,15 @@ def _notes(untiled: Sequence[OpClass], tiles: int) -> Iterator[str]:
 def _summed(tape: Tape, product: OpClass, collective: OpClass, tiling: _Tiling) -> list[OpClass]:
     """Product and sum of each tile in turn, then the join."""
     partial, target = product.writes[0], collective.writes[0]
-    found = []
+    tile_ops = []
     for index in range(tiling.tiles):
         rows: dict[str, Attribute] = {
             'tile': index, 'tiles': tiling.tiles, 'tile_dim': tiling.dim, 'tile_blocks': tiling.blocks
         }  # fmt: skip
         made = _product(tape, product, index, tiling, reads=product.reads, writes=_tile(tape, partial, index, tiling))
-        found.append(replace(made, attributes=made.attributes | rows))
-        found.append(_collective(tape, collective, index, tiling))
-    return [*found, _view(tape, collective, target, tiling, JOIN, 1)]
+        tile_ops.append(replace(made, attributes=made.attributes | rows))
+        tile_ops.append(_collective(tape, collective, index, tiling))
+    return [*tile_ops, _view(tape, collective, target, tiling, JOIN, 1)]
 
 
 def _gathers(tape: Tape, collective: OpClass, tiling: _Tiling) -> list[OpClass]:
@@ -509,14 +511,14 @@ def _of_gathered(
     issued before, a device with one work queue would have to end them before it begins the first product.
     """
     full, target = collective.writes[0], product.writes[0]
-    found = []
+    tile_ops = []
     for index in range(tiling.tiles):
         reads = (_tile(tape, full, index, tiling), *product.reads[1:])
         writes = _tile(tape, target, index, tiling)
-        found.append(_product(tape, product, index, tiling, reads=reads, writes=writes))
-        found += later[index : index + 1]
+        tile_ops.append(_product(tape, product, index, tiling, reads=reads, writes=writes))
+        tile_ops += later[index : index + 1]
     joined = (target, full) if joins else (target,)
-    return [*found, *(_view(tape, product, name, tiling, JOIN, tiling.blocks) for name in joined)]
+    return [*tile_ops, *(_view(tape, product, name, tiling, JOIN, tiling.blocks) for name in joined)]
 
 
 def _product(

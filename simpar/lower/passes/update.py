@@ -29,11 +29,11 @@ def update_shards(tape: Tape, shards: Shards) -> list[Shard]:
     """What a rank updates of all parameters, in the order in which the forward uses them; a message with its first."""
     # The backward goes from the last stage to the first, so that of two users the first stage stays.
     adds = {tape.tensors[name].like: op.stage for op in tape.ops for name in op.accumulates}
-    found: dict[str, Shard] = {}
+    by_name: dict[str, Shard] = {}
     for parameter in updated(tape):
         shard = shards.of.get(parameter) or _whole(tape, parameter)
-        found.setdefault(shard.name, replace(shard, stage=adds[parameter]))
-    return list(found.values())
+        by_name.setdefault(shard.name, replace(shard, stage=adds[parameter]))
+    return list(by_name.values())
 
 
 def _whole(tape: Tape, parameter: str) -> Shard:
@@ -147,13 +147,13 @@ def _gradients(tape: Tape, shards: Sequence[Shard]) -> dict[str, _Gradient]:
     on = {tape.tensors[name].like: {tape.mesh.pipeline_rank(op.stage) for op in ops} for name, ops in adders}
     # Ranks of one pipeline rank: all of them hold something of each of its parameters.
     each = tape.mesh.world // tape.mesh.pipeline
-    found = {}
+    gradients = {}
     for shard in shards:
         gradient = shard.gradient
         elements = local_elements(tape, gradient)
         runs = _runs(tape, shard, {full.like: len(on[full.like]) * each for full in shard.fulls})
-        found[gradient.name] = _Gradient(runs, elements, elements * BYTES[gradient.dtype], shard.stage)
-    return found
+        gradients[gradient.name] = _Gradient(runs, elements, elements * BYTES[gradient.dtype], shard.stage)
+    return gradients
 
 
 def _runs(tape: Tape, shard: Shard, holders: Mapping[str, int]) -> str:
@@ -222,7 +222,7 @@ def matrices(tape: Tape) -> dict[str, Sides]:
     """
     # What is gathered of a weight is read in its place.
     outputs = {(tape.tensors[name].like or name): count for name, count in output_dims(tape).items()}
-    found = {}
+    by_name = {}
     for gradient, ops in tape.adders().items():
         operators, dims, name = (
             {op.operator for op in ops},
@@ -233,16 +233,16 @@ def matrices(tape: Tape) -> dict[str, Sides]:
         sides = Sides(1, dims - 2) if operators == {GROUPED} else Sides(0, outputs.get(name, 1))
         # A tied weight is an embedding too, and a bias has the dims of the outputs alone.
         if operators <= priced('matrix') and dims > sum(sides):
-            found[name] = sides
-    return found
+            by_name[name] = sides
+    return by_name
 
 
-def matrices_of(tape: Tape, shard: Shard, known: Mapping[str, Sides]) -> dict[str, Sides]:
+def matrices_of(tape: Tape, shard: Shard, matrix_sides: Mapping[str, Sides]) -> dict[str, Sides]:
     """The matrices of a shard by what a rank reads of them in full: one, or those that it packs; empty: none."""
     if not shard.weight.members:
-        return {shard.name: known[shard.name]} if shard.name in known else {}
+        return {shard.name: matrix_sides[shard.name]} if shard.name in matrix_sides else {}
     named = {name: tape.tensors[name].like or name for name in shard.weight.members}
-    return {name: known[like] for name, like in named.items() if like in known}
+    return {name: matrix_sides[like] for name, like in named.items() if like in matrix_sides}
 
 
 def muon_ops(
@@ -381,7 +381,7 @@ def _change(tape: Tape, made: Tensor, full: str, sides: Sides, stage: int) -> Op
         writes=(made.name,),
         frees=(full,),
         stage=stage,
-        attributes=_told(sides, made),
+        attributes=_matrix_attributes(sides, made),
         **_work(tape, full, sides, 0.0),
     )
 
@@ -408,7 +408,7 @@ def _muon_update(
         reads=(full, weight.name, *masters, *numbers),
         writes=(weight.name, *masters),
         frees=(full,),
-        attributes=_rates(optimizer, masters, workload) | (_told(sides, held) if sides else {}),
+        attributes=_rates(optimizer, masters, workload) | (_matrix_attributes(sides, held) if sides else {}),
         stage=shard.stage,
         **(_work(tape, full, sides, float(elements * written)) if sides else worked_out),
     )
@@ -434,7 +434,7 @@ def _work(tape: Tape, full: str, sides: Sides, written: float) -> dict[str, Any]
     }
 
 
-def _told(sides: Sides, held: Tensor) -> dict[str, Attribute]:
+def _matrix_attributes(sides: Sides, held: Tensor) -> dict[str, Attribute]:
     """What kernels must know of a matrix, and which part of it a rank has."""
     splits = sides.within(held)
     return {
@@ -502,17 +502,17 @@ def updates(tape: Tape, workload: Workload, shards: Sequence[Shard]) -> Updates:
         alone = first.setdefault(shard.layer, shard.stage) == shard.stage
         layers.setdefault(shard.layer if alone else f'{shard.layer}@{shard.stage}', []).append(shard)
     # The backward finishes the last layer first.
-    known = matrices(tape) if isinstance(workload.optimizer, Muon) else {}
-    ops = (one for layer, own in reversed(layers.items()) for one in _updates(tape, layer, own, known, workload))
+    matrix_sides = matrices(tape) if isinstance(workload.optimizer, Muon) else {}
+    ops = (one for layer, own in reversed(layers.items()) for one in _updates(tape, layer, own, matrix_sides, workload))
     return Updates(check(tape, workload, shards), tuple(ops))
 
 
 def _updates(
-    tape: Tape, layer: str, shards: list[Shard], known: Mapping[str, Sides], workload: Workload
+    tape: Tape, layer: str, shards: list[Shard], matrix_sides: Mapping[str, Sides], workload: Workload
 ) -> Iterator[tuple[OpClass, ...]]:
     """Of one layer: matrices each for itself, or those of a packed shard, all others in one op."""
     optimizer = workload.optimizer
-    sides = [matrices_of(tape, shard, known) for shard in shards]
+    sides = [matrices_of(tape, shard, matrix_sides) for shard in shards]
     if isinstance(optimizer, Muon):
         for shard, of in zip(shards, sides, strict=True):
             if of:

@@ -347,7 +347,7 @@ class _Block:
     def unfused(self, heads: mha.Heads, qkv: str) -> Iterator[Node]:
         """Scores, softmax, dropout and the product with the values, each through memory."""
         name = f'layer{self.layer}.attention'
-        kept = yield from self.in_turn(
+        scores = yield from self.in_turn(
             qkv,
             ('attention.scores', mha.AttentionScores(heads=heads, values=name)),
             ('attention.capped', Softcap(cap=heads.softcap) if heads.softcap else None),
@@ -356,9 +356,9 @@ class _Block:
         )
         if self.model.dropout:
             drop = Dropout(probability=self.model.dropout, site=name)
-            yield self.node('attention.dropout', drop, kept, KEYS, result='attention.dropped')
-            kept = '.attention.dropout'
-        yield self.node('attention', mha.AttentionValues(heads=heads), kept, qkv)
+            yield self.node('attention.dropout', drop, scores, KEYS, result='attention.dropped')
+            scores = '.attention.dropout'
+        yield self.node('attention', mha.AttentionValues(heads=heads), scores, qkv)
 
     def feed_forward(self, x: str) -> Iterator[Node]:
         """What the feed-forward, or a mixture of experts, makes of x, added to the residual stream."""
@@ -563,8 +563,8 @@ class Transformer(Model):
 
     def window_of(self, layer: int) -> int:
         """Tokens that attention of a layer sees; 0: all."""
-        found = self._window(layer)
-        return found if found < self.sequence else 0
+        window = self._window(layer)
+        return window if window < self.sequence else 0
 
     def heads_of(self, layer: int) -> mha.Heads:
         """The heads of a layer."""
@@ -649,14 +649,14 @@ class Transformer(Model):
         # The width of experts stays 0 where it is that of ``ffn``: written out it would say the same twice.
         return replace(self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width)
 
-    def problems(self, asked: Asked) -> Iterator[Problem]:
+    def problems(self, job: Asked) -> Iterator[Problem]:
         """Widths, heads, the loss, the data and degrees."""
         return chain(
             _parts(self),
-            conflicts_of('transformer', model=self, asked=asked),
+            conflicts_of('transformer', model=self, asked=job),
             latent_problems(self),
-            _mixture(self, asked),
-            _degrees(self, asked),
+            _mixture(self, job),
+            _degrees(self, job),
         )
 
 
@@ -690,7 +690,7 @@ def _parts(model: Transformer) -> Iterator[Problem]:
         yield Problem((*FILE, 'rotary_share'), what, 'write a larger share, e.g. 1')
 
 
-def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:
+def _mixture(model: Transformer, job: Asked) -> Iterator[Problem]:
     """Experts, and the ranks that share them."""
     experts, at = model.experts, (*FILE, 'experts')
     if experts is None:
@@ -701,56 +701,54 @@ def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:
         yield Problem((*FILE, 'bias'), 'experts add no bias, and no layer is dense', f'write bias: [{left}]')
     slots = experts.slots(model.sequence)
     used = slots * experts.count if experts.capacity else model.sequence * experts.top_k
-    if asked.batch * used * max(model.hidden, 2 * (experts.ffn or model.ffn_width)) > MOST_ELEMENTS:
+    if job.batch * used * max(model.hidden, 2 * (experts.ffn or model.ffn_width)) > MOST_ELEMENTS:
         what = f'{used} slots of a sample are more than can be counted'
         yield Problem((*at, 'top_k'), what, 'write smaller sizes of batch, sequence, widths or experts')
-    slices = asked.context * (asked.tensor if asked.sequence_parallel else 1)
+    slices = job.context * (job.tensor if job.sequence_parallel else 1)
     if model.sequence % slices == 0 != slots % slices:
-        degrees = {'context': asked.context, 'tensor': slices // asked.context}
-        told = ' × '.join(f'{name} {degree}' for name, degree in degrees.items() if degree > 1)
-        what = f'{slots} slots of an expert do not divide by {told}'
+        degrees = {'context': job.context, 'tensor': slices // job.context}
+        text = ' × '.join(f'{name} {degree}' for name, degree in degrees.items() if degree > 1)
+        what = f'{slots} slots of an expert do not divide by {text}'
         share = model.sequence * experts.top_k / experts.count
         more = -(-slots // slices) * slices
         yield Problem((*at, 'capacity'), what, f'write e.g. {more / share:.6g}, which is {more}')
-    if experts.count % asked.expert:
-        what = f'{asked.expert} ranks cannot share {experts.count} experts equally'
+    if experts.count % job.expert:
+        what = f'{job.expert} ranks cannot share {experts.count} experts equally'
         yield Problem(('plan', 'expert'), what, f'write one of {divisors(experts.count)}')
 
 
-def _context(model: Transformer, asked: Asked) -> Iterator[Problem]:
+def _context(model: Transformer, job: Asked) -> Iterator[Problem]:
     """Context ranks must hold equal chunks of a sequence, each split by tensor ranks, and where they exchange heads, of
     these."""
-    if asked.context == 1:
+    if job.context == 1:
         return
-    inner = asked.tensor if asked.sequence_parallel else 1
-    if model.sequence % (asked.chunks * inner):
+    inner = job.tensor if job.sequence_parallel else 1
+    if model.sequence % (job.chunks * inner):
         within = f', and each of these by tensor {inner}' if inner > 1 else ''
-        what = (
-            f'sequence {model.sequence} does not divide into {asked.chunks} chunks for context {asked.context}{within}'
-        )
-        instead = multiple(model.sequence, asked.chunks * inner).removeprefix('write ')
+        what = f'sequence {model.sequence} does not divide into {job.chunks} chunks for context {job.context}{within}'
+        instead = multiple(model.sequence, job.chunks * inner).removeprefix('write ')
         yield Problem(('plan', 'context'), what, f'write another degree, or a sequence that is {instead}')
-    if asked.by_heads > 1 and model.heads % (asked.by_heads * asked.tensor):
+    if job.by_heads > 1 and model.heads % (job.by_heads * job.tensor):
         what = (
-            f'heads {model.heads} cannot be exchanged among context {asked.by_heads} × tensor {asked.tensor} ranks: '
+            f'heads {model.heads} cannot be exchanged among context {job.by_heads} × tensor {job.tensor} ranks: '
             f'each needs whole heads of queries'
         )
-        of_all = asked.by_heads == asked.context
+        of_all = job.by_heads == job.context
         instead = 'write all_gather or ring, or lower degrees' if of_all else 'write lower degrees'
         yield Problem(('plan', 'context_kind' if of_all else 'context_by_heads'), what, instead)
 
 
-def _degrees(model: Transformer, asked: Asked) -> Iterator[Problem]:
+def _degrees(model: Transformer, job: Asked) -> Iterator[Problem]:
     """Tensor ranks must hold whole groups of heads, and equal parts of a sequence."""
-    tensor = asked.tensor
-    yield from _context(model, asked)
-    if model.qk_norm == 'whole' and (tensor > 1 or asked.by_heads > 1):
-        of_all = asked.by_heads == asked.context
+    tensor = job.tensor
+    yield from _context(model, job)
+    if model.qk_norm == 'whole' and (tensor > 1 or job.by_heads > 1):
+        of_all = job.by_heads == job.context
         key = 'tensor' if tensor > 1 else 'context_kind' if of_all else 'context_by_heads'
         what = 'not yet: ranks that share heads whose mean square is of all heads (qk_norm: whole)'
         yield Problem(('plan', key), what, 'write 1' if key != 'context_kind' else 'write ring or all_gather')
         return
-    if asked.sequence_parallel and tensor > 1 and model.sequence % tensor:
+    if job.sequence_parallel and tensor > 1 and model.sequence % tensor:
         what = f'sequence {model.sequence} does not divide by tensor {tensor}'
         instead = multiple(model.sequence, tensor).removeprefix('write ')
         yield Problem(('plan', 'sequence_parallel'), what, f'write false, or a sequence that is {instead}')

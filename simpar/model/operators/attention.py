@@ -188,15 +188,16 @@ class Attention(base.Sharded):
         backward = 5.0 * (pairs * ((3 * heads.head_dim + 2 * heads.values) / 5) * seen)
         # The features of qkv are split by groups of heads, so the heads of what is kept are split alike.
         rows = TensorLayout(local.world, (layout.dims[0], layout.dims[2], ()))
-        kept = Kept(role='lse', shape=(batch, heads.count, sequence), layout=rows, dtype='fp32')
-        known = {**heads.told(local), **(slopes(local, heads.count, rows) if heads.alibi else {})}
+        lse = Kept(role='lse', shape=(batch, heads.count, sequence), layout=rows, dtype='fp32')
+        attributes = {**heads.told(local), **(slopes(local, heads.count, rows) if heads.alibi else {})}
         keys: tuple[str, ...] = ()
         if self.dropout:
-            known, keys = {**known, **stream.dropped(local, self.dropout, local.name, rows)}, ('keys',)
+            attributes, keys = {**attributes, **stream.dropped(local, self.dropout, local.name, rows)}, ('keys',)
         return Ops(
-            F=Work('attention', ('qkv', *keys), ('y', 'lse'), flops=forward, dims=dims, attributes=known),
-            I={'qkv': Work('attention', ('dy', 'qkv', 'y', 'lse', *keys), flops=backward, dims=dims, attributes=known)},
-            kept=(kept,),
+            F=Work('attention', ('qkv', *keys), ('y', 'lse'), flops=forward, dims=dims, attributes=attributes),
+            I={'qkv': Work('attention', ('dy', 'qkv', 'y', 'lse', *keys), flops=backward, dims=dims,
+                           attributes=attributes)},
+            kept=(lse,),
         )  # fmt: skip
 
 
@@ -234,16 +235,16 @@ class SinkAttention(Attention, base.Trained):
 
     def ops(self, local: Local) -> Ops:
         """As without, and the gradient of the logits by one number of each head and token."""
-        found = super().ops(local)
-        forward = found.F
+        plain_ops = super().ops(local)
+        forward = plain_ops.F
         own = self.parameters(())
         own = tuple(one.on(at) for one, at in zip(own, local.inputs[len(forward.reads) :], strict=True))
-        told: Attributes = {**forward.attributes, 'sink': 'learned' if self.learned else 'zero'}
+        attributes: Attributes = {**forward.attributes, 'sink': 'learned' if self.learned else 'zero'}
         roles = tuple(one.role for one in own)
         weights = Work('attention_sink', ('dy', 'y', 'lse', *roles), flops=2 * local.elements('y'),
-                       attributes=told)  # fmt: skip
-        made = replace(forward, reads=(*forward.reads, *roles), attributes=told)
-        return replace(found, F=made, W=weights if own else None, parameters=own)
+                       attributes=attributes)  # fmt: skip
+        made = replace(forward, reads=(*forward.reads, *roles), attributes=attributes)
+        return replace(plain_ops, F=made, W=weights if own else None, parameters=own)
 
 
 @base.operator
@@ -272,12 +273,12 @@ class AttentionScores(base.Sharded):
     def ops(self, local: Local) -> Ops:
         """One product forward, two backward."""
         rows, sequence, width, product = _product(local, 'y', self.heads.head_dim)
-        known = self.heads.told(local)
+        attributes = self.heads.told(local)
         return Ops(
             F=Work('attention_scores', ('qkv',), ('y',), flops=product,
-                   dims={'m': rows, 'n': sequence, 'k': width}, attributes=known),
+                   dims={'m': rows, 'n': sequence, 'k': width}, attributes=attributes),
             I={'qkv': Work('attention_scores', ('dy', 'qkv', f'=d:{self.values}.v'), flops=2 * product,
-                           dims={'m': 2 * rows, 'n': width, 'k': sequence}, attributes=known, of=self.values)},
+                           dims={'m': 2 * rows, 'n': width, 'k': sequence}, attributes=attributes, of=self.values)},
         )  # fmt: skip
 
 
@@ -310,8 +311,8 @@ class Alibi(OfScores, base.Sharded, base.Unary):
 
     def ops(self, local: Local) -> Ops:
         """One operation an element."""
-        told = slopes(local, self.heads, local.layout('x'))
-        work = Work('alibi', ('x',), ('y',), flops=local.elements('x'), attributes=told)
+        attributes = slopes(local, self.heads, local.layout('x'))
+        work = Work('alibi', ('x',), ('y',), flops=local.elements('x'), attributes=attributes)
         return Ops(F=work, I={'x': None})
 
 
@@ -337,7 +338,7 @@ class AttentionValues(base.Operator):
         """One product forward, two backward."""
         heads = self.heads
         rows, sequence, width, product = _product(local, 'kept', heads.values)
-        known = heads.told(local)
+        attributes = heads.told(local)
         # One op makes both gradients; that of v joins those of q and k in the operator of the scores.
         of_v = Kept(
             role=f'=d:{local.name}.v',
@@ -346,9 +347,9 @@ class AttentionValues(base.Operator):
         )
         return Ops(
             F=Work('attention_values', ('kept', 'qkv'), ('y',), flops=product,
-                   dims={'m': rows, 'n': width, 'k': sequence}, attributes=known),
+                   dims={'m': rows, 'n': width, 'k': sequence}, attributes=attributes),
             I={'kept': Work('attention_values', ('dy', 'kept', 'qkv'), (of_v.role,),
-                            flops=2 * product, dims={'m': 2 * rows, 'n': sequence, 'k': width}, attributes=known)},
+                            flops=2 * product, dims={'m': 2 * rows, 'n': sequence, 'k': width}, attributes=attributes)},
             made_backward=(of_v,),
         )  # fmt: skip
 
@@ -372,9 +373,9 @@ class CausalSoftmax(OfScores):
         # Context ranks may have the scores of their own tokens alone.
         rows = local.partition(local.layout('x'), len(local.shape('x')) - 2)
         own = given(balanced=local.balanced, partition=rows)
-        known = {'causal': True, **given(window=self.window), **told(self.documents), **own}
+        attributes = {'causal': True, **given(window=self.window), **told(self.documents), **own}
         return Ops(
-            F=Work('softmax', ('x',), ('y',), flops=5 * elements, attributes=known),
+            F=Work('softmax', ('x',), ('y',), flops=5 * elements, attributes=attributes),
             I={'x': Work('softmax', ('dy', 'y'), flops=4 * elements)},
         )
 
@@ -457,8 +458,8 @@ class Rotation:
 
 def _turning(local: Local, heads: Heads, rotation: Rotation, layout: TensorLayout) -> Attributes:
     """What a kernel must know that turns features; only where a sequence is split, where a rank's positions begin."""
-    told = {**heads.held(layout), **rotation.told, **told_of(heads.documents)}
-    return {**told, **placed(local, layout, 1)}
+    attributes = {**heads.held(layout), **rotation.told, **told_of(heads.documents)}
+    return {**attributes, **placed(local, layout, 1)}
 
 
 @base.operator
@@ -482,14 +483,14 @@ class Rotary(base.SameShape, base.Sharded, base.Unary):
         """Three operations for each feature of a query or key that is turned, forward and backward."""
         heads, rotation = self.heads, self.rotation
         layout = local.layout('x')
-        told = _turning(local, heads, rotation, layout)
+        attributes = _turning(local, heads, rotation, layout)
         turned = (heads.queries + 1) / (heads.queries + 2)
         # A device turns queries and keys in their place in memory; values are neither read nor written.
         moved = 2 * turned * local.size('x')
         flops = 3 * turned * local.elements('x') * rotation.features / heads.head_dim
         return Ops(
-            F=Work('rotary', ('x',), ('y',), flops=flops, moved=moved, attributes=told),
-            I={'x': Work('rotary', ('dy',), flops=flops, moved=moved, attributes=told)},
+            F=Work('rotary', ('x',), ('y',), flops=flops, moved=moved, attributes=attributes),
+            I={'x': Work('rotary', ('dy',), flops=flops, moved=moved, attributes=attributes)},
         )
 
 
@@ -528,7 +529,7 @@ class QkNorm(base.SameShape, base.Trained, base.Unary):
     def ops(self, local: Local) -> Ops:
         """As of RMSNorm; the backward reads x and one number of each head that is normalised."""
         heads, x, layout = self.heads, local.shape('x'), local.layout('x')
-        told: Attributes = {**heads.held(layout), 'epsilon': self.epsilon, **given(whole=self.whole)}
+        attributes: Attributes = {**heads.held(layout), 'epsilon': self.epsilon, **given(whole=self.whole)}
         share = (heads.queries + 1) / (heads.queries + 2)
         elements = share * local.elements('x')
         # Values are neither read nor written: x and y count without them, the backward reads dy too.
@@ -538,9 +539,10 @@ class QkNorm(base.SameShape, base.Trained, base.Unary):
             layout = TensorLayout(local.world, (*layout.dims[:-1], ()))
         rstd = Kept(role='rstd', shape=(*x[:-1], groups * (heads.queries + 1)), layout=layout)
         return Ops(
-            F=Work('qk_norm', ('x', *GAINS), ('y', 'rstd'), flops=5 * elements, moved=2 * moved, attributes=told),
-            I={'x': Work('qk_norm', ('dy', 'x', *GAINS, 'rstd'), flops=9 * elements, moved=3 * moved, attributes=told)},
-            W=Work('qk_norm', ('dy', 'x', 'rstd'), flops=3 * elements, moved=2 * moved, attributes=told),
+            F=Work('qk_norm', ('x', *GAINS), ('y', 'rstd'), flops=5 * elements, moved=2 * moved, attributes=attributes),
+            I={'x': Work('qk_norm', ('dy', 'x', *GAINS, 'rstd'), flops=9 * elements, moved=3 * moved,
+                         attributes=attributes)},
+            W=Work('qk_norm', ('dy', 'x', 'rstd'), flops=3 * elements, moved=2 * moved, attributes=attributes),
             parameters=self.parameters(x),
             kept=(rstd,),
         )  # fmt: skip
@@ -607,15 +609,16 @@ class LatentNorm(base.Trained, base.Unary):
 
     def ops(self, local: Local) -> Ops:
         """As of RMSNorm; the gradient of the features left out is zero."""
-        told: Attributes = {'epsilon': self.epsilon}
+        attributes: Attributes = {'epsilon': self.epsilon}
         elements, size, full = local.elements('y'), local.size('y'), local.size('x')
         column = TensorLayout(local.world, (*local.layout('x').dims[:-1], ()))
         rstd = Kept(role='rstd', shape=(*local.shape('x')[:-1], 1), layout=column)
         return Ops(
-            F=Work('latent_norm', ('x', 'gain'), ('y', 'rstd'), flops=5 * elements, moved=2 * size, attributes=told),
+            F=Work('latent_norm', ('x', 'gain'), ('y', 'rstd'), flops=5 * elements, moved=2 * size,
+                   attributes=attributes),
             I={'x': Work('latent_norm', ('dy', 'x', 'gain', 'rstd'), flops=9 * elements,
-                         moved=2 * size + full, attributes=told)},
-            W=Work('latent_norm', ('dy', 'x', 'rstd'), flops=3 * elements, moved=2 * size, attributes=told),
+                         moved=2 * size + full, attributes=attributes)},
+            W=Work('latent_norm', ('dy', 'x', 'rstd'), flops=3 * elements, moved=2 * size, attributes=attributes),
             parameters=self.parameters(()),
             kept=(rstd,),
         )  # fmt: skip
@@ -643,10 +646,10 @@ class LastFeatures(base.Sharded, base.Unary):
 
     def ops(self, local: Local) -> Ops:
         """A copy; backward it is put behind zeros."""
-        moved, told = 2 * local.size('y'), {'before': local.shape('x')[-1] - self.features}
+        moved, attributes = 2 * local.size('y'), {'before': local.shape('x')[-1] - self.features}
         return Ops(
-            F=Work('last_features', ('x',), ('y',), moved=moved, attributes=told),
-            I={'x': Work('last_features', ('dy',), attributes=told)},
+            F=Work('last_features', ('x',), ('y',), moved=moved, attributes=attributes),
+            I={'x': Work('last_features', ('dy',), attributes=attributes)},
         )
 
 
@@ -678,20 +681,20 @@ class LatentQkv(base.Operator):
         """Bytes of what is read and written; forward and backward three operations for each feature that is turned."""
         heads, layout = self.heads, local.layout('q')
         turned = self.rotation.features * local.elements('q') / heads.head_dim
-        told = _turning(local, heads, self.rotation, layout)
+        attributes = _turning(local, heads, self.rotation, layout)
         # Of the gradient dy each op reads what its part became: queries; keys but for the shared part, and values; the
         # shared part of all heads' keys.
         size, rope = local.size('q') / heads.head_dim, self.rotation.features
         width = heads.head_dim - rope + heads.values
         return Ops(
-            F=Work('latent_qkv', self.roles, ('y',), flops=6 * turned, attributes=told),
+            F=Work('latent_qkv', self.roles, ('y',), flops=6 * turned, attributes=attributes),
             I={
                 'q': Work('latent_qkv', ('dy',), flops=3 * turned, moved=2 * size * heads.head_dim,
-                          attributes={**told, 'of': 'q'}, suffix='.q'),
+                          attributes={**attributes, 'of': 'q'}, suffix='.q'),
                 'kv': Work('latent_qkv', ('dy',), moved=2 * size * width,
-                           attributes={**told, 'of': 'kv'}, suffix='.kv'),
+                           attributes={**attributes, 'of': 'kv'}, suffix='.kv'),
                 'k_rope': Work('latent_qkv', ('dy',), flops=4 * turned,
-                               moved=size * rope + local.size('k_rope'), attributes={**told, 'of': 'k_rope'},
+                               moved=size * rope + local.size('k_rope'), attributes={**attributes, 'of': 'k_rope'},
                                suffix='.k_rope'),
             },
         )  # fmt: skip

@@ -117,14 +117,14 @@ class Route(base.SameShape, base.Sharded, base.Unary):
 
     def ops(self, local: Local) -> Ops:
         """A softmax and a choice; the backward reads the logits and what was chosen."""
-        elements, told = local.elements('y'), self.experts.told
+        elements, attributes = local.elements('y'), self.experts.told
         own = self.parameters(local.shape('y'))
-        kept = Kept(role=MAP, shape=local.shape('x'), layout=local.layout('x'), dtype='bool')
+        choice_map = Kept(role=MAP, shape=local.shape('x'), layout=local.layout('x'), dtype='bool')
         return Ops(
-            F=Work('route', ('x', *(one.role for one in own)), ('y', MAP), flops=8 * elements, attributes=told),
-            I={'x': Work('route', ('dy', 'x', MAP), flops=10 * elements, attributes=told)},
+            F=Work('route', ('x', *(one.role for one in own)), ('y', MAP), flops=8 * elements, attributes=attributes),
+            I={'x': Work('route', ('dy', 'x', MAP), flops=10 * elements, attributes=attributes)},
             parameters=own,
-            kept=(kept,),
+            kept=(choice_map,),
         )  # fmt: skip
 
 
@@ -222,18 +222,18 @@ class AuxLoss(base.SameShape, base.Operator):
         tokens = local.shape('x')[1] * (local.shape('x')[0] // local.copies if self.group == 'global' else 1)
         # The mean over the groups of a step: every slice of samples, and every copy, is one.
         weight = self.coefficient * self.experts.count * local.loss_weight / (slices * local.copies)
-        told: Attributes = {'score': self.experts.score, 'top_k': self.experts.top_k, 'group': self.group,
+        attributes: Attributes = {'score': self.experts.score, 'top_k': self.experts.top_k, 'group': self.group,
                             'tokens': tokens, 'sequence': local.shape('x')[1]}  # fmt: skip
         loss = Kept(role='loss', shape=(slices * local.copies,), layout=TensorLayout(local.world, (samples,)),
                     dtype='fp32')  # fmt: skip
         elements = local.elements('x')
         return Ops(
             F=Work('aux_loss', ('x', 'balance'), ('loss', 'y'), flops=4 * self.experts.count,
-                   moved=0.0, attributes={**told, 'scale': weight}),
+                   moved=0.0, attributes={**attributes, 'scale': weight}),
             I={
                 'x': None,
                 'logits': Work('aux_loss', ('logits', 'balance'), flops=8 * elements,
-                               attributes={**told, 'scale': weight * local.loss_scale * local.share('logits')}),
+                               attributes={**attributes, 'scale': weight * local.loss_scale * local.share('logits')}),
             },
             kept=(loss,),
         )  # fmt: skip
@@ -287,12 +287,12 @@ class Dispatch(base.Operator):
 
     def ops(self, local: Local) -> Ops:
         """Copies of rows; the gradient adds them up."""
-        source, told = f'={self.map_of}', _slots(local, 'y')
+        source, attributes = f'={self.map_of}', _slots(local, 'y')
         moved = local.size('x') + local.size('y')
         elements = local.elements('y')
         return Ops(
-            F=Work('dispatch', ('x', source), ('y',), moved=moved, attributes=told),
-            I={'x': Work('dispatch', ('dy', source), flops=elements, moved=moved, attributes=told)},
+            F=Work('dispatch', ('x', source), ('y',), moved=moved, attributes=attributes),
+            I={'x': Work('dispatch', ('dy', source), flops=elements, moved=moved, attributes=attributes)},
         )
 
 
@@ -326,15 +326,15 @@ class Combine(base.Operator):
 
     def ops(self, local: Local) -> Ops:
         """A product and a sum of each row that comes back; the backward reads these rows."""
-        source, told = f'={self.map_of}', _slots(local, 'z')
+        source, attributes = f'={self.map_of}', _slots(local, 'z')
         moved, elements = local.size('z') + local.size('y'), local.elements('z')
         return Ops(
-            F=Work('combine', ('weights', 'z', source), ('y',), flops=2 * elements, moved=moved, attributes=told),
+            F=Work('combine', ('weights', 'z', source), ('y',), flops=2 * elements, moved=moved, attributes=attributes),
             I={
                 'weights': Work('combine', ('dy', 'z', source), flops=2 * elements, moved=moved,
-                                attributes={**told, 'of': 'weights'}, suffix='.weights'),
+                                attributes={**attributes, 'of': 'weights'}, suffix='.weights'),
                 'z': Work('combine', ('dy', 'weights', source), flops=elements, moved=moved,
-                          attributes={**told, 'of': 'z'}, suffix='.rows'),
+                          attributes={**attributes, 'of': 'z'}, suffix='.rows'),
             },
         )  # fmt: skip
 

@@ -53,12 +53,12 @@ class Embedding(Weighted):
         (weight,) = self.parameters(local.shape('y'))
         layout = local.inputs[0]
         # Only a kernel whose rows are split must know which of them it has.
-        told = given(partition=local.partition(layout, 0))
+        attributes = given(partition=local.partition(layout, 0))
         # Rows are read and written once; the backward reads the sum that it adds to besides.
         moved = 2.0 * local.size('y') + local.size('tokens')
         return Ops(
-            F=Work('embedding', ('tokens', weight.role), ('y',), moved=moved, attributes=told),
-            W=Work('embedding', ('tokens', 'dy'), moved=1.5 * moved, flops=local.elements('y'), attributes=told),
+            F=Work('embedding', ('tokens', weight.role), ('y',), moved=moved, attributes=attributes),
+            W=Work('embedding', ('tokens', 'dy'), moved=1.5 * moved, flops=local.elements('y'), attributes=attributes),
             parameters=(weight.on(layout),),
         )  # fmt: skip
 
@@ -137,12 +137,12 @@ class RowProduct(MatrixProduct):
 
 def _rows(shards: int, shape: Shape) -> ShardCounts:
     """Slices of all rows, dealt to the dims before the last, the first first."""
-    found = []
+    counts = []
     for length in shape[:-1]:
         # A dim takes as many slices as divide it; the next one takes what is left.
-        found.append(gcd(shards, length))
-        shards //= found[-1]
-    return tuple(found)
+        counts.append(gcd(shards, length))
+        shards //= counts[-1]
+    return tuple(counts)
 
 
 ROW_PRODUCT = RowProduct('RowMatMul', 'matrix')
@@ -318,12 +318,12 @@ def product_ops(local: Local, parameters: Sequence[Parameter], outputs: int = 1)
     placed = (weight.on(layout), *(bias.on(of_bias) for bias in added))
     n, k = prod(weight.shape[:outputs]) // size_of(out_axes), prod(weight.shape[outputs:]) // size_of(in_axes)
     m = local.elements('x') // k
-    flops, told = 2.0 * m * n * k, {'outputs': outputs}
+    flops, attributes = 2.0 * m * n * k, {'outputs': outputs}
     return Ops(
         F=Work('matmul', ('x', *(one.role for one in placed)), ('y',), flops=flops,
-               dims={'m': m, 'n': n, 'k': k}, attributes=told),
-        I={'x': Work('matmul', ('dy', weight.role), flops=flops, dims={'m': m, 'n': k, 'k': n}, attributes=told)},
-        W=Work('matmul', ('dy', 'x'), flops=flops, dims={'m': n, 'n': k, 'k': m}, attributes=told),
+               dims={'m': m, 'n': n, 'k': k}, attributes=attributes),
+        I={'x': Work('matmul', ('dy', weight.role), flops=flops, dims={'m': m, 'n': k, 'k': n}, attributes=attributes)},
+        W=Work('matmul', ('dy', 'x'), flops=flops, dims={'m': n, 'n': k, 'k': m}, attributes=attributes),
         parameters=placed,
     )  # fmt: skip
 
@@ -380,17 +380,17 @@ class Conv2d(Biased):
         weight, *biases = self.parameters(local.shape('y'))
         # The weight is full: channels are not split.
         parameters = (weight.on(local.inputs[1]), *biases)
-        told: Attributes = {'stride': self.stride, 'padding': self.padding}
+        attributes: Attributes = {'stride': self.stride, 'padding': self.padding}
         n, k = self.outputs, prod(self.weight()[1:])
         m = local.elements('y') // n
         flops = 2.0 * m * n * k
         return Ops(
             F=Work('conv2d', ('x', *(p.role for p in parameters)), ('y',), flops=flops,
-                   dims={'m': m, 'n': n, 'k': k}, attributes=told),
+                   dims={'m': m, 'n': n, 'k': k}, attributes=attributes),
             I={'x': Work('conv2d', ('dy', 'weight'), flops=flops, dims={'m': m, 'n': k, 'k': n},
-                         attributes={**told, 'shape': slice_text(local, 'x')})},
+                         attributes={**attributes, 'shape': slice_text(local, 'x')})},
             W=Work('conv2d', ('dy', 'x'), flops=flops, dims={'m': n, 'n': k, 'k': m},
-                   attributes={**told, 'kernel': self.kernel}),
+                   attributes={**attributes, 'kernel': self.kernel}),
             parameters=parameters,
         )  # fmt: skip
 

@@ -58,8 +58,8 @@ class SoftmaxOver(Primitive):
 
     def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
         """The dims that it is over stay full."""
-        kept = tuple(1 if dim in use.call.axes else count for dim, count in enumerate(shards))
-        return (divisible(kept, use.shapes[0]),)
+        counts = tuple(1 if dim in use.call.axes else count for dim, count in enumerate(shards))
+        return (divisible(counts, use.shapes[0]),)
 
 
 SOFTMAX = SoftmaxOver('Softmax')
@@ -84,19 +84,19 @@ class Norm(SameShape, Trained, Unary):
 
     def ops(self, local: Local) -> Ops:
         """A sum of squares and a scale forward; the backward reads x and what is kept of each row."""
-        told: Attributes = {'epsilon': self.epsilon}
-        kind, kept, parameters = self.operator, self.kept, self.parameters(local.shape('y'))
+        attributes: Attributes = {'epsilon': self.epsilon}
+        kind, statistics, parameters = self.operator, self.kept, self.parameters(local.shape('y'))
         # One number a row lies as the rows do: the last dim is normalised over, so no rank has a part of it.
         column = TensorLayout(local.world, (*local.layout('x').dims[:-1], ()))
         # Counts of operations are rough: a norm is bound by bytes, so they hardly tell in time.
         forward, inputs, weights = (count * local.elements('x') for count in self.flops)
         read = ('x', *(parameter.role for parameter in parameters))
         return Ops(
-            F=Work(kind, read, ('y', *kept), flops=forward, attributes=told),
-            I={'x': Work(kind, ('dy', 'x', 'gain', *kept), flops=inputs, attributes=told)},
-            W=Work(kind, ('dy', 'x', *kept), flops=weights, attributes=told),
+            F=Work(kind, read, ('y', *statistics), flops=forward, attributes=attributes),
+            I={'x': Work(kind, ('dy', 'x', 'gain', *statistics), flops=inputs, attributes=attributes)},
+            W=Work(kind, ('dy', 'x', *statistics), flops=weights, attributes=attributes),
             parameters=parameters,
-            kept=tuple(Kept(role=name, shape=(*local.shape('x')[:-1], 1), layout=column) for name in kept),
+            kept=tuple(Kept(role=name, shape=(*local.shape('x')[:-1], 1), layout=column) for name in statistics),
         )
 
 

@@ -98,8 +98,8 @@ class Softcap(SameShape, Sharded, Unary):
 
     def ops(self, local: Local) -> Ops:
         """The backward reads y: dx = (1 − (y / cap)²) · dy."""
-        told = {'cap': self.cap}
-        return unary(local, 'softcap', saves=('y',), flops=(6, 4), forward=told, backward=told)
+        attributes = {'cap': self.cap}
+        return unary(local, 'softcap', saves=('y',), flops=(6, 4), forward=attributes, backward=attributes)
 
 
 @operator
@@ -216,8 +216,8 @@ class Mul(SameShape, Sharded):
     def ops(self, local: Local) -> Ops:
         """The factor is an attribute."""
         # A factor is told by now: without one, ``result_shape`` has refused it.
-        told = {'factor': float(self.factor or 0)}
-        return unary(local, 'mul', flops=(1, 1), forward=told, backward=told)
+        attributes = {'factor': float(self.factor or 0)}
+        return unary(local, 'mul', flops=(1, 1), forward=attributes, backward=attributes)
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """Mul by a constant."""

@@ -104,8 +104,8 @@ def _deal(shape: Shape, output: Shape, left: list[int], made: list[int], *, undi
         # Two pointers: a larger dim is used up by several of the other shape, one after the other.
         splits, merges = sizes[place] > wanted[to], sizes[place] < wanted[to]
         if not undivided:
-            taken = gcd(left[place], wanted[to]) if splits else left[place]
-            made[to], left[place] = made[to] * taken, left[place] // taken
+            factor = gcd(left[place], wanted[to]) if splits else left[place]
+            made[to], left[place] = made[to] * factor, left[place] // factor
         elif not merges and wanted[to] % left[place] == 0:
             made[to], left[place] = made[to] * left[place], 1
         if splits:
@@ -305,14 +305,14 @@ class Reduce(Sharded, Unary):
     def ops(self, local: Local) -> Ops:
         """One operation for each element of x; the gradient is the same everywhere along the dims."""
         dims, kind = sorted(self.dims), 'mean' if self.mean else 'sum'
-        told: dict[str, Attribute] = {'dims': text(dims)}
+        attributes: dict[str, Attribute] = {'dims': text(dims)}
         if self.mean:
             # The full count, not that of a slice: where a reduced dim is split, partial means must add up.
-            told['count'] = prod(local.shape('x')[dim] for dim in dims)
+            attributes['count'] = prod(local.shape('x')[dim] for dim in dims)
         return Ops(
-            F=Work(kind, ('x',), ('y',), flops=local.elements('x'), attributes=told),
+            F=Work(kind, ('x',), ('y',), flops=local.elements('x'), attributes=attributes),
             I={'x': Work(kind, ('dy',), flops=local.elements('y'),
-                         attributes={**told, 'shape': slice_text(local, 'x')})},
+                         attributes={**attributes, 'shape': slice_text(local, 'x')})},
         )  # fmt: skip
 
 

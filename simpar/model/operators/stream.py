@@ -56,11 +56,11 @@ class Position(base.SameShape, base.Trained):
         """One addition an element."""
         elements = local.elements('x')
         # Only where the sequence is split must a rank know which rows of the weight are its own.
-        told: Attributes = {**placed(local, local.layout('x'), 1), **told_of(self.documents)}
+        attributes: Attributes = {**placed(local, local.layout('x'), 1), **told_of(self.documents)}
         return Ops(
-            F=Work('position', ('x', 'weight'), ('y',), flops=elements, attributes=told),
+            F=Work('position', ('x', 'weight'), ('y',), flops=elements, attributes=attributes),
             I={'x': None},
-            W=Work('position', ('dy',), flops=elements, attributes=told),
+            W=Work('position', ('dy',), flops=elements, attributes=attributes),
             parameters=self.parameters(local.shape('x')),
         )
 
@@ -179,9 +179,9 @@ def dropped(local: Local, probability: float, site: str, layout: TensorLayout) -
 
     Arguments: ``layout`` of the mask: one dim behind the batch may be sharded.
     """
-    found: Attributes = {'dropout': probability, 'site': site, **given(balanced=local.balanced)}
+    attributes: Attributes = {'dropout': probability, 'site': site, **given(balanced=local.balanced)}
     for dim, axes in enumerate(layout.dims):
         # Keys are split with the batch, so dim 0 needs no offset; of the others one at most is split.
         if dim and axes:
-            return {**found, 'cut': dim, 'partition': local.partition(layout, dim)}
-    return found
+            return {**attributes, 'cut': dim, 'partition': local.partition(layout, dim)}
+    return attributes

@@ -121,7 +121,7 @@ class TorchCall(OfModule, base.Sharded):
         )
         reads = self.roles[:count]
         held = (*(one.role for one in weights), *(one.role for one in constants))
-        told: dict[str, str | int] = {
+        attributes: dict[str, str | int] = {
             'calls': spec.calls,
             'shape': slice_text(local, 'y'),
             'reads': count,
@@ -138,14 +138,15 @@ class TorchCall(OfModule, base.Sharded):
             else Work(name, ('dy', *(reads[other] for other in self._places(place)), *held), flops=flops, dims=dims,
                       moved=0.0 if view else None,
                       suffix=f'.{place}' if count > 1 else '',
-                      attributes={**told, 'of': place, 'saved': ' '.join(map(str, self._places(place)))})
+                      attributes={**attributes, 'of': place, 'saved': ' '.join(map(str, self._places(place)))})
             for place, role in enumerate(reads)
         }  # fmt: skip
         return Ops(
-            F=Work(name, (*reads, *held), ('y',), flops=flops, dims=dims, attributes=told, moved=0.0 if view else None),
+            F=Work(name, (*reads, *held), ('y',), flops=flops, dims=dims, attributes=attributes,
+                   moved=0.0 if view else None),
             I=back,
             W=Work(name, ('dy', *reads, *held), flops=flops, dims=dims,
-                   attributes={**told, 'of': -1, 'saved': ' '.join(map(str, range(count)))}) if weights else None,
+                   attributes={**attributes, 'of': -1, 'saved': ' '.join(map(str, range(count)))}) if weights else None,
             parameters=weights,
             constants=constants,
             dtype=spec.dtype,
@@ -200,16 +201,16 @@ class ModuleLinear(OfModule, linear.Product):
         """Three products."""
         weight, *biases = self.parameters(local.shape('y'))
         straight = replace(weight, shape=(*self.outputs, *self.inputs))
-        found = linear.product_ops(local, (straight, *biases), len(self.outputs))
+        product = linear.product_ops(local, (straight, *biases), len(self.outputs))
         if not self.transposed:
-            return found
-        told: Attributes = {'transposed': True}
-        (laid, *others) = found.parameters
+            return product
+        attributes: Attributes = {'transposed': True}
+        (laid, *others) = product.parameters
         layout = laid.layout or TensorLayout(local.world, ((), ()))
         turned = weight.on(TensorLayout(local.world, layout.dims[::-1]))
-        works = {name: replace(work, attributes={**work.attributes, **told}) for name, work in
-                 (('F', found.F), ('I', found.I['x']), ('W', found.W)) if work}  # fmt: skip
-        return replace(found, F=works['F'], I={'x': works['I']}, W=works['W'], parameters=(turned, *others))
+        works = {name: replace(work, attributes={**work.attributes, **attributes}) for name, work in
+                 (('F', product.F), ('I', product.I['x']), ('W', product.W)) if work}  # fmt: skip
+        return replace(product, F=works['F'], I={'x': works['I']}, W=works['W'], parameters=(turned, *others))
 
 
 @base.operator
@@ -231,9 +232,11 @@ class ModuleEmbedding(OfModule, linear.TiedEmbedding):
 
     def ops(self, local: Local) -> Ops:
         """As of any embedding."""
-        found = super().ops(local)
-        if self.padding < 0 or found.W is None:
-            return found
+        plain_ops = super().ops(local)
+        if self.padding < 0 or plain_ops.W is None:
+            return plain_ops
         more: Attributes = {'padding': self.padding}
-        forward, backward = (replace(work, attributes={**work.attributes, **more}) for work in (found.F, found.W))
-        return replace(found, F=forward, W=backward)
+        forward, backward = (
+            replace(work, attributes={**work.attributes, **more}) for work in (plain_ops.F, plain_ops.W)
+        )
+        return replace(plain_ops, F=forward, W=backward)
