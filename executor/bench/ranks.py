@@ -5,6 +5,7 @@ On a machine that is shared, wall time alone misleads.
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import os
@@ -55,12 +56,12 @@ Timer: TypeAlias = Union['TimedPool', 'LaunchedPool', 'Journal']
 def timed(trace: Trace, ranks: Sequence[Outcome], *, threads: bool) -> Timed:
     """A run of some ranks. Without threads events of devices tell all there is: no processor is shared with others."""
     # Ranks that stand by have fewer slots than others: what they have none of took no time.
-    found = np.zeros((2, trace.program.world, trace.steps, max(map(len, trace.program.roles))))
+    clocks = np.zeros((2, trace.program.world, trace.steps, max(map(len, trace.program.roles))))
     for one, seen in enumerate(ranks):
         times = trace.times_of(one)
         seconds = seen.cpu[2:] - seen.cpu[:2] if threads else times.end_KS - times.start_KS
-        found[:, one, :, : seconds.shape[-1]] = seconds
-    return Timed(trace, *found)
+        clocks[:, one, :, : seconds.shape[-1]] = seconds
+    return Timed(trace, *clocks)
 
 
 class TimedPool(pool.Pool):
@@ -171,6 +172,10 @@ class LaunchedPool(external.External):
                 self._base.set('bench/simpar/lost', f'rank {self._rank} stopped: {reason}')
             else:
                 self._base.set(f'bench/simpar/over/{self._rank}', b'1')
+                if self._rank == 0 and not self._meeting.served:
+                    # The store goes with this rank, and a rank that is not over yet would take it for lost.
+                    overs = [f'bench/simpar/over/{rank}' for rank in range(self.world)]
+                    self._base.wait(overs, datetime.timedelta(seconds=external.UNANSWERED))
         self._stack.close()
 
     @property
