@@ -33,10 +33,10 @@ def run_options(
 
     Arguments: ``processes``, whether ranks may have processes of their own; ``more``, other flags.
     """
-    known = (('device', device, tuple(KINDS)), ('transport', transport, ('', *TRANSPORTS)))
+    choices = (('device', device, tuple(KINDS)), ('transport', transport, ('', *TRANSPORTS)))
     problems = [
         Problem(name, f'is {value!r}', f'write one of {", ".join(map(repr, names))}')
-        for name, value, names in known
+        for name, value, names in choices
         if value not in names
     ]
     options = argparse.Namespace(**{**UNSAID, 'device': device, 'transport': transport, **more})

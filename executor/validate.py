@@ -363,8 +363,8 @@ def _cycles(program: Program) -> Iterator[str]:
         cycle = error.args[1][:0:-1]
         first = cycle.index(min(cycle))
         steps = itertools.pairwise([*cycle[first:], *cycle[: first + 1]])
-        told = [f'{one} before {two} on rank {after[one][two]}' for one, two in steps]
-        yield 'collectives are issued in a cycle: ' + ', '.join(told)
+        edges = [f'{one} before {two} on rank {after[one][two]}' for one, two in steps]
+        yield 'collectives are issued in a cycle: ' + ', '.join(edges)
 
 
 def _issued(program: Program, rank: int) -> Iterator[str]:

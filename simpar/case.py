@@ -378,8 +378,8 @@ def _memory_notes(case: Case, prediction: Prediction) -> Iterator[str]:
         yield 'no optimizer is given: sgd is assumed, which has no states; adamw takes 8 to 12 bytes a weight more'
     share = prediction.memory.peak / size
     if reserve:
-        kept, left = units.format_size(reserve), units.format_size(size)
-        yield f'{kept} of each device are reserved (cluster.reserve), {left} are left'
+        reserved, left = units.format_size(reserve), units.format_size(size)
+        yield f'{reserved} of each device are reserved (cluster.reserve), {left} are left'
     # Where nothing is kept free and the peak is near, this may be too little.
     elif _TIGHT <= share <= 1 and not prediction.room.context:
         what = "the framework's context, workspaces and fragmentation are not counted; cluster.reserve: 4 GB keeps room"

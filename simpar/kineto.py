@@ -134,9 +134,9 @@ def events(trace: Trace, ranks: list[int], style: Style, costs: Costs | None = N
         yield from drawing.names()
         yield from drawing.steps()
         yield from drawing.actions()
-        known = costs is not None and costs.host.any()
-        if known or style.for_hta:
-            yield from drawing.launches(costs if known else None)
+        has_launches = costs is not None and costs.host.any()
+        if has_launches or style.for_hta:
+            yield from drawing.launches(costs if has_launches else None)
         yield from drawing.kernels()
         yield from drawing.arrows()
     yield from transfers(trace, ranks, style)
@@ -357,8 +357,8 @@ def _messages(trace: Trace, costs: Costs) -> Iterator[tuple[float, float, Commun
         op = program.op_classes[index]
         partition = program.partitions[op.partition]
         # A collective is one event for its whole group; a receive is told by its send.
-        told = {'collective': 1, 'send': partition.size}.get(op.kind, 0)
-        for (group, position), rank in np.ndenumerate(partition.groups_GP[:, :told]):
+        senders = {'collective': 1, 'send': partition.size}.get(op.kind, 0)
+        for (group, position), rank in np.ndenumerate(partition.groups_GP[:, :senders]):
             rank_times = trace.times_of(int(rank))
             slots = slots_of.get((int(program.role_of_rank[rank]), index), [])
             cost = entries[entry_of(len(entries), len(partition.groups_GP), group, position)]

@@ -21,8 +21,8 @@ class Card:
 
     def _repr_html_(self) -> str:
         # By name: Jupyter asks the value itself.
-        shown: str = notebook().card(self)
-        return shown
+        card: str = notebook().card(self)
+        return card
 
 
 class Table(Card):

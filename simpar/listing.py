@@ -362,8 +362,8 @@ def strategy_lines(answer: dict[str, Any] | None) -> Iterator[str]:
         yield f'  and {len(weighed) - SHOWN_PROPOSALS} more: see --json'
     if answer['seconds'] is not None:
         fastest = min(one['step'] for one in weighed)
-        told = f'least sum of seconds, op after op: {format_time(answer["seconds"])}'
-        yield f'  {told}; the fastest of these takes {format_time(fastest)} as a program'
+        least = f'least sum of seconds, op after op: {format_time(answer["seconds"])}'
+        yield f'  {least}; the fastest of these takes {format_time(fastest)} as a program'
     if answer['bound'] is None:
         return
     more = min(one['sent'] for one in weighed) / answer['bound'] - 1 if answer['bound'] else 0.0

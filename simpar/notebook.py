@@ -142,28 +142,28 @@ def answer_html(answer: Answer) -> str:
 
 
 @_body.register
-def planned_html(found: plan.Planned) -> str:
+def planned_html(planned: plan.Planned) -> str:
     """The answer, why the runner-up loses, and what happens where something is worse."""
-    parts = [answer_html(found.answer)]
-    if found.why and found.why.baseline:
-        rival = html.escape(found.why.baseline.name)
-        parts.append(f'<p>Why the runner-up loses, which has {rival}:</p><div>{why_html(found.why)}</div>')
-    if found.robustness:
-        parts.append(robust_html(found.robustness))
+    parts = [answer_html(planned.answer)]
+    if planned.why and planned.why.baseline:
+        rival = html.escape(planned.why.baseline.name)
+        parts.append(f'<p>Why the runner-up loses, which has {rival}:</p><div>{why_html(planned.why)}</div>')
+    if planned.robustness:
+        parts.append(robust_html(planned.robustness))
     return ''.join(parts)
 
 
 @_body.register
-def robust_html(found: Robustness) -> str:
+def robust_html(robustness: Robustness) -> str:
     """A row for everything that is made worse."""
-    return f'<p>If something is worse:</p>{cells_html(render.robust_cells(found))}'
+    return f'<p>If something is worse:</p>{cells_html(render.robust_cells(robustness))}'
 
 
 @_body.register
-def sizes_html(found: plan.Sizes) -> str:
+def sizes_html(sizes: plan.Sizes) -> str:
     """A row for each number of devices, and their front."""
-    picture = image_of(render.sizes_picture(found)) if found.front else ''
-    return f'{cells_html(render.size_cells(found))}{picture}'
+    picture = image_of(render.sizes_picture(sizes)) if sizes.front else ''
+    return f'{cells_html(render.size_cells(sizes))}{picture}'
 
 
 def cells_html(rows: Sequence[Sequence[str]]) -> str:
@@ -323,13 +323,13 @@ def compare_cases(*answers: Case | predict.Prediction) -> Compared:
     if not answers:
         raise ValueError('nothing to compare; give cases or predictions')
     cases = [one for one in answers if isinstance(one, Case)]
-    found = [one.predict() if isinstance(one, Case) else one for one in answers]
-    if len(cases) == len(found):
+    predictions = [one.predict() if isinstance(one, Case) else one for one in answers]
+    if len(cases) == len(predictions):
         names = names_of(cases)
     else:
-        same = [one.name for one in found]
+        same = [one.name for one in predictions]
         names = [name if same.count(name) == 1 else f'{name} ({index})' for index, name in enumerate(same, 1)]
-    return Compared(tuple(replace(one, name=name) for one, name in zip(found, names, strict=True)))
+    return Compared(tuple(replace(one, name=name) for one, name in zip(predictions, names, strict=True)))
 
 
 # Measured: a prediction beside a measurement of the same program, as a picture and a table that show themselves.
@@ -444,9 +444,9 @@ class Sliders:
         return widgets.SelectionSlider(options=options, value=start, description=key.rpartition('.')[2])
 
     def _now(self, key: str) -> Any:
-        found = [name for name in (key, f'plan.{key}', f'cluster.{key}', f'workload.{key}')
+        keys = [name for name in (key, f'plan.{key}', f'cluster.{key}', f'workload.{key}')
                  if self.case.schedule.value(name) is not None]  # fmt: skip
-        return self.case.schedule.value(found[0]) if found else None
+        return self.case.schedule.value(keys[0]) if keys else None
 
     def _changes(self) -> dict[str, Any]:
         return {key: slider.value for key, slider in self.chosen.items() if slider.value != self._now(key)}

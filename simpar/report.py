@@ -263,9 +263,9 @@ def _rates(sides: Sequence[Prediction]) -> Iterator[tuple[str, list[str]]]:
     unit = pairs[0][0].unit
     yield f'{unit} a second', [units.format_count(each.rate(step)) for each, step in pairs]
     shares = (each.mfu(step) for each, step in pairs)
-    told = ('' if share is None else f' {share * 100:3.0f} %' for share in shares)
+    percents = ('' if share is None else f' {share * 100:3.0f} %' for share in shares)
     rates = (f'{each.flops(step) / 1e12:.4g}' for each, step in pairs)
-    yield 'model TFLOP/s a device, MFU', [rate + share for rate, share in zip(rates, told, strict=True)]
+    yield 'model TFLOP/s a device, MFU', [rate + share for rate, share in zip(rates, percents, strict=True)]
 
 
 def why(prediction: Prediction, baseline: Prediction) -> Table:

@@ -238,5 +238,5 @@ def _text(value: Any) -> str:
 
 def difference_to_dict(change: Difference) -> dict[str, Any]:
     """The difference as one object; pairs are [old, new]."""
-    told = dataclasses.asdict(change)
-    return {'format': FORMAT, 'figures': told.pop('figures'), 'changed': list(change.changed), **told}
+    answer = dataclasses.asdict(change)
+    return {'format': FORMAT, 'figures': answer.pop('figures'), 'changed': list(change.changed), **answer}

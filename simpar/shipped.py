@@ -59,7 +59,7 @@ def folder(name: str) -> Path:
     """A folder that comes with simpar."""
     here = Path(__file__).parent
     # A wheel has the folder inside the package, a checkout beside it.
-    return next((found for found in (here / name, here.parent / name) if found.is_dir()), here)
+    return next((place for place in (here / name, here.parent / name) if place.is_dir()), here)
 
 
 def examples() -> list[Example]:

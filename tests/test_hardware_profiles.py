@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import load_table
 
-from simpar import document, load_case, profiles
+from simpar import document, load_case, shipped
 from simpar.errors import ProfileError
 from simpar.hardware import GRADES, Figure, TableFile
 from simpar.profiles import (
@@ -110,7 +110,7 @@ def test_known_data_sheets():
 def test_found_in_a_wheel_and_in_a_checkout(tmp_path, monkeypatch):
     package = tmp_path / 'simpar'
     package.mkdir()
-    monkeypatch.setattr(profiles, '__file__', str(package / 'profiles.py'))
+    monkeypatch.setattr(shipped, '__file__', str(package / 'shipped.py'))
     shutil.copytree(profile_source('cpu-gloo'), tmp_path / 'hw_profiles' / 'beside')
     assert profile_names() == ['beside']
     shutil.copytree(profile_source('cpu-gloo'), package / 'hw_profiles' / 'inside')

@@ -18,8 +18,9 @@ from sweep_cases import NETWORK, run, write
 from simpar.errors import RunFailed, ScheduleError
 from simpar.planner.plan import load_planning
 from simpar.planner.space import KEYS
+from simpar.sweep import answer, load_sweep
 from simpar.sweep import dask as on_dask
-from simpar.sweep import load_sweep
+from simpar.sweep import journal as journals
 from simpar.sweep.journal import content_key, identity
 from simpar.sweep.table import as_csv
 
@@ -42,13 +43,13 @@ def cluster(tmp_path_factory):
 
 def slowly():
     """On a worker: rows take a while from now on."""
-    real = on_dask.predicted
+    real = answer.predicted
 
     def slow(schedule, session=None):
         time.sleep(0.05)
         return real(schedule, session)
 
-    on_dask.predicted = slow
+    answer.predicted = slow
 
 
 @pytest.mark.parametrize('allowed', [3, 0], ids=['Dask gives it away again', 'Dask gives it up'])
@@ -120,10 +121,10 @@ def test_a_search_whose_worker_is_killed_finds_the_same_plan(cluster, monkeypatc
 def test_workers_with_another_simpar_or_other_files_are_told(cluster, tmp_path, monkeypatch):
     sweep = load_sweep(write(tmp_path, sweep='{plan.copies: [1, 2]}'))
     with monkeypatch.context() as patched:
-        patched.setattr(on_dask, 'source_content', lambda: 'another')
+        patched.setattr(journals, 'source_content', lambda: 'another')
         with pytest.raises(ScheduleError, match=r'--scheduler: workers of tcp://.* have another simpar than here'):
             sweep.predict(scheduler=cluster.scheduler_address)
-    monkeypatch.setattr(on_dask, 'read_content', lambda *_: 'another')
+    monkeypatch.setattr(journals, 'read_content', lambda *_: 'another')
     with pytest.raises(ScheduleError, match='read another h100-sxm-8 than here; give both the same files'):
         sweep.predict(scheduler=cluster.scheduler_address)
 

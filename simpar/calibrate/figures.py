@@ -131,9 +131,9 @@ def host(record: Record) -> dict[str, Number]:
         numbers[key] = _seconds([row for row in eager if row.phase == phase], 'op', f'{CALLS}; phase {phase}')
     numbers['stack.step'] = _seconds(eager, 'step', 'what steps of few products take beyond them')
     if row := record.sustained:
-        kept = min(1.0, row.early.median / row.late.median)
+        share = min(1.0, row.early.median / row.late.median)
         source = f'products of {row.size} cubed, the last of {row.seconds:g} s of nothing else against the first'
-        numbers['device.sustained'] = Number(value=kept, source=source)
+        numbers['device.sustained'] = Number(value=share, source=source)
     if record.copies:
         # What copies to the host and back reach, and what each takes however small.
         seconds = [one.seconds.median for one in record.copies]

@@ -245,9 +245,9 @@ class _Message:
             # Between supernodes HCCL has NHR, whatever it takes between servers.
             beyond = rule.between if rule.between != 'parallel' else 'nhr'
             algorithms = (rule.inside, beyond, 'nhr' if op.operator != PAIRWISE else beyond)
-            found = [Stage(*one) for one in zip(lies.levels, lies.members, algorithms, strict=True)]
-            inner = found[:1] if rule.inside else [one for one in named if one.level < lies.levels[1]]
-            stages = [one for one in (*inner, *found[1:]) if one.members > 1]
+            levels = [Stage(*one) for one in zip(lies.levels, lies.members, algorithms, strict=True)]
+            inner = levels[:1] if rule.inside else [one for one in named if one.level < lies.levels[1]]
+            stages = [one for one in (*inner, *levels[1:]) if one.members > 1]
             both = rule.between == 'parallel'
             made = self.parallel(stages) if both else self.phases(_plan(op.operator, stages))
         return made._replace(text=f'{rule.name}: {made.text}')
@@ -355,13 +355,13 @@ class _Message:
     def chosen(self, crossed: list[int]) -> Terms:
         """What NCCL takes: of its algorithms and protocols the one whose message is over first."""
         passes, tuning = _PASSES[self.op.operator], self.library.tuning
-        found = [*self.choices(passes, self.flat())]
+        offers = [*self.choices(passes, self.flat())]
         link = self.topology.links[crossed[0]]
         if len(crossed) == 1 and passes == 2 and link.algorithm_for(self.shape.ranks) == 'nvls':
             switch = self.phases(_plan(self.op.operator, [self.stage(crossed[0])]))
             transfer = switch.transfer / _SWITCH_RATE.get(tuning, 1.0)
-            found.append(switch._replace(alpha=SWITCH, transfer=transfer, text=f'{switch.text}, Simple'))
-        return min(found, key=lambda one: one.alpha + one.transfer)
+            offers.append(switch._replace(alpha=SWITCH, transfer=transfer, text=f'{switch.text}, Simple'))
+        return min(offers, key=lambda one: one.alpha + one.transfer)
 
     def choices(self, passes: int, ring: Terms) -> Iterator[Terms]:
         """What NCCL weighs for a group. Arguments: ``passes``, 2 for an all-reduce; ``ring``, a ring at its best.

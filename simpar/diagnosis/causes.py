@@ -434,8 +434,10 @@ def diagnose(program: Program, costs: Costs, measured: Trace) -> Diagnosis:
     own = places.own_times(measured, sites)
     seen = places.level(places.Own(own.delay[warm], own.run[warm]), sites)
     step = float(measured.step_times[measured.that_counts])
-    told = simulate(program, costs, steps=STEPS)
-    court = _Court(sites, seen, step, Bench(program, costs), places.steady(told, sites), float(told.step_times[-2]))
+    forecast = simulate(program, costs, steps=STEPS)
+    court = _Court(
+        sites, seen, step, Bench(program, costs), places.steady(forecast, sites), float(forecast.step_times[-2])
+    )
     best = court.verdict()
     return Diagnosis(
         causes=(best,) if best else (),
@@ -464,15 +466,15 @@ class _Court:
         """The (rank, slot) of a cause at which own times are not as told."""
         apart = np.abs(places.joined(self.seen) - places.joined(self.told)).reshape(2, -1).sum(axis=0)
         differ = apart > LEAST * (self.told.run + self.told.delay)
-        found = np.flatnonzero(cause.among(self.sites) & differ)
-        return frozenset(zip(self.sites.rank[found].tolist(), self.sites.slot[found].tolist(), strict=True))
+        places_of = np.flatnonzero(cause.among(self.sites) & differ)
+        return frozenset(zip(self.sites.rank[places_of].tolist(), self.sites.slot[places_of].tolist(), strict=True))
 
     def verdict(self) -> Cause | None:
         """The best cause, if it matters."""
         # What varies comes on top of the level: it is explained by a machine that does something else.
         whole = places.misfit(self.seen, self.told, self.sites) + float((self.seen.varies * self.sites.share).sum())
-        asked = suspects(self.seen, self.told, self.sites, self.bench.costs, self.step)
-        tried = [found for cause in asked if (found := self._try(cause))]
+        causes = suspects(self.seen, self.told, self.sites, self.bench.costs, self.step)
+        tried = [trial for cause in causes if (trial := self._try(cause))]
         tried += busy(self.seen, self.told, self.sites)
         tried = [cause for cause in tried if self._matters(cause)]
         best = max(tried, key=lambda cause: cause.seconds, default=None)
@@ -512,9 +514,9 @@ class _Court:
         if cause.kind == 'overlap':
             return None
         base = 0.0 if cause.kind in ('host', 'latency', 'pause') else 1.0
-        found = places.scale(self.seen, self.told, own, self.sites.share)
+        factor = places.scale(self.seen, self.told, own, self.sites.share)
         # Far from what was tried, the proportion does not hold.
-        amount = base + (cause.amount - base) * float(np.clip(found, 0.0, 4.0))
+        amount = base + (cause.amount - base) * float(np.clip(factor, 0.0, 4.0))
         return replace(cause, amount=amount) if amount != cause.amount else None
 
     def _simulate(self, cause: Cause) -> tuple[places.Own, float] | None:

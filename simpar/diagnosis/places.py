@@ -332,8 +332,8 @@ def crossed(sites: Sites, computes: bool, ranks: list[tuple[int, ...]]) -> Itera
     for names in _TOLD_BY[computes]:
         # A send and its receive are two ops.
         mine = (op for op in ops if names != ('op',) or op.kind in ('compute', 'collective'))
-        found = dict.fromkeys(tuple((name, _word(op, name)) for name in names) for op in mine)
-        kinds += [Place(**dict[str, Any](each)) for each in found]
+        pairs = dict.fromkeys(tuple((name, _word(op, name)) for name in names) for op in mine)
+        kinds += [Place(**dict[str, Any](each)) for each in pairs]
     for number, some in enumerate(ranks):
         for kind in kinds:
             # There are many single ops; on a rank that is not among the first they are left out.

@@ -502,13 +502,13 @@ class Simulation:
         # Behind the devices stand hosts, which issue it.
         needs += [need for need in self._ops.need.items(op) if need >= hosts]
         # An end that has not happened is negative (PENDING).
-        found = [self._action(need) for need in needs if self._end[stream.base + need] < 0.0]
+        actions = [self._action(need) for need in needs if self._end[stream.base + need] < 0.0]
         # The first step has nothing before it that it could carry.
         if stream.step:
             before = stream.base - stream.every + first
             carried = [need for need in role.carry.items(op - first) if self._end[before + need] < 0.0]
-            found += [f'{self._action(first + need)} of step {stream.step}' for need in carried]
-        return found
+            actions += [f'{self._action(first + need)} of step {stream.step}' for need in carried]
+        return actions
 
     def _ahead(self, stream: Stream) -> str:
         """What is first in the work queue in which the head of a stream stands: the earliest that has not arrived."""

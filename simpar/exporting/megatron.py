@@ -160,10 +160,10 @@ def _biases(said: list[Said], values: Values, source: Source) -> Iterator[Said]:
 
 def _ends_in_16_bits(values: Values) -> tuple[int, int]:
     """How many first and last layers have products that stay as they are in a step of 8 bits; 0: others, or none."""
-    layers, kept = values.model('layers'), list(values.work('fp8_except', ()))
-    first = next((count for count in range(layers) if f'layer{count}.*' not in kept), layers)
-    wanted = [f'layer{layer}.*' for layer in (*range(first), *range(layers - len(kept) + first, layers))]
-    return (first, len(kept) - first) if kept == wanted and values.work('fp8', 'none') != 'none' else (0, 0)
+    layers, patterns = values.model('layers'), list(values.work('fp8_except', ()))
+    first = next((count for count in range(layers) if f'layer{count}.*' not in patterns), layers)
+    wanted = [f'layer{layer}.*' for layer in (*range(first), *range(layers - len(patterns) + first, layers))]
+    return (first, len(patterns) - first) if patterns == wanted and values.work('fp8', 'none') != 'none' else (0, 0)
 
 
 def _pipeline(values: Values, source: Source) -> Iterator[Said]:

@@ -41,7 +41,7 @@ def _facts(values: Values) -> dict[str, Any]:
     plan, stage, parts = values.plan, values.sharded, set(values.plan('shard'))
     order, chunks, twice = plan('order'), plan('chunks') or 1, plan('gather') == 'on-use-twice'
     name, group = order.removeprefix(_ORDERS), plan('shard_group')
-    known = order.startswith(_ORDERS) or (order == '1f1b' and chunks == 1)
+    has_order = order.startswith(_ORDERS) or (order == '1f1b' and chunks == 1)
     level = plan('hsdp') if plan('hsdp') != 'off' else _LEVELS[3 if twice else 2 if 'gradients' in parts else 1]
     sharded, fusion, stages = plan('accumulate') == 'sharded', plan('fusion'), set(plan('recompute_stages'))
     return {
@@ -54,7 +54,7 @@ def _facts(values: Values) -> dict[str, Any]:
         'dataset': 'full_batch' if plan('dataset') == 'full-batch' else 'data_parallel',
         'passes': passes_of(values) and SPEED_UP,
         'pipeline': plan('pipeline') if plan('pipeline') > 1 else 0,
-        'order': known and name,
+        'order': has_order and name,
         'interleaved': chunks > 1 or name != '1f1b',
         'shards': stage,
         'group': -1 if group in (0, plan('data')) else group,

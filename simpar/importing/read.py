@@ -157,9 +157,9 @@ class _File:
 
     def registry(self) -> mapping.Import:
         """A configuration of torchtitan's, by the name of its function."""
-        found = settings_of_registry(self.text, self.path, self.given)
+        of_registry = settings_of_registry(self.text, self.path, self.given)
         said = [one for one in self.said() if one.name != 'config']
-        return self.made(TORCHTITAN, Settings([*found, *said], TORCHTITAN.table))
+        return self.made(TORCHTITAN, Settings([*of_registry, *said], TORCHTITAN.table))
 
     def toml(self) -> mapping.Import:
         name = str(self.path)

@@ -432,11 +432,11 @@ class Tape:
 
     def adders(self) -> dict[str, list[OpClass]]:
         """By gradient of a parameter the ops that add to it; the backward goes from the last stage to the first."""
-        found: dict[str, list[OpClass]] = {}
+        by_gradient: dict[str, list[OpClass]] = {}
         for op in self.ops:
             for name in op.accumulates:
-                found.setdefault(name, []).append(op)
-        return found
+                by_gradient.setdefault(name, []).append(op)
+        return by_gradient
 
     def summing(self, parameter: str) -> str:
         """The partition that a parameter's gradient is summed over; empty: no one else has a part of it."""

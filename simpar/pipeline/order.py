@@ -294,18 +294,18 @@ class RowCounter:
     def do(self, times: int, *each: tuple[int, Kind]) -> None:
         """Write the next action of each stage and kind in turn, so many times."""
         for stage, kind in each * times:
-            found = self._weight(stage) if kind == 'W' else self.take(stage, kind)
-            self.row += [found] if found else []
+            action = self._weight(stage) if kind == 'W' else self.take(stage, kind)
+            self.row += [action] if action else []
 
     def overlap(self, forward: int, backward: int) -> None:
         """Write the next F of one stage and the next B of another, interleaved."""
         self.row.append(overlap(self.take(forward, 'F'), self.take(backward, 'B')))
 
     def _weight(self, stage: int) -> Action | None:
-        found = next((action for action in self._weights if stage in (NO_STAGE, action.stage)), None)
-        if found is not None:
-            self._weights.remove(found)
-        return found
+        weight = next((action for action in self._weights if stage in (NO_STAGE, action.stage)), None)
+        if weight is not None:
+            self._weights.remove(weight)
+        return weight
 
 
 def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Order:

@@ -195,17 +195,17 @@ class Stage(NamedTuple):
     @once
     def standing(self) -> tuple[Standing, Standing]:
         """Bytes of weights, states and gradients, of experts and of all else."""
-        held, found = self.sample.held, [Standing(), Standing()]
+        held, sums = self.sample.held, [Standing(), Standing()]
         parts = [
             (next(iter(held[own].layers.values())), count)
             for own, count in ((0, self.early), (self.end - 1, self.late))
         ]
         rest = [held[own].rest for own, there in ((0, self.first), (self.end, self.last)) if there]
         for pair, count in [*parts, *((pair, 1) for pair in rest)]:
-            found = [one.plus(more, count) for one, more in zip(found, pair, strict=True)]
+            sums = [one.plus(more, count) for one, more in zip(sums, pair, strict=True)]
         if self.first and self.last:
-            found[0] = found[0].plus(twice(self.sample), -1)
-        return found[0], found[1]
+            sums[0] = sums[0].plus(twice(self.sample), -1)
+        return sums[0], sums[1]
 
     @once
     def kept(self, copies: int) -> Kept:
@@ -280,7 +280,7 @@ def _lasts(parts: Sequence[Part], spans: Sequence[Span], travel: float, *, slowe
     Arguments: ``spans`` of its parts.
     """
     rests = [stage.rest(kind[0], slowed=slowed) for kind, stage in parts]
-    given = min(
+    handover = min(
         one.ready if rest is None else min(rest.ready, one.ready) for one, rest in zip(spans, rests, strict=True)
     )
     (kind, stage), one, rest = parts[0], spans[0], rests[0]
@@ -290,9 +290,9 @@ def _lasts(parts: Sequence[Part], spans: Sequence[Span], travel: float, *, slowe
         sent = hidden(stage.sample, spans, beside, slowed=slowed)
         last = max(sum(each.busy for each in spans), *(each.chain for each in spans), sent)
         # One part may go on while the other waits.
-        return Lasts(last, ready, 0.0, given + travel)
+        return Lasts(last, ready, 0.0, handover + travel)
     if copies == 1 or not kind.endswith('+'):
-        return Lasts(one.chain, ready, min((rest or one).chain, one.chain), given + travel)
+        return Lasts(one.chain, ready, min((rest or one).chain, one.chain), handover + travel)
     # Copies of a forward and of its backward interleave.
     joint = stage.joint(kind, slowed=slowed)
     if joint is not None:

@@ -186,9 +186,9 @@ class Judge:
     def _in_order(self, plan: Plan, sample: Sample) -> tuple[Timed, list[Stage]]:
         """A plan's order, ready to be timed, and its stages. Raises ``Infeasible`` where layers do not fit."""
         clock = self._order(plan, sample)
-        given = plan.stages if not isinstance(plan.stages, str) else ()
+        counts = plan.stages if not isinstance(plan.stages, str) else ()
         last, edge = len(clock.placement) - 1, sample.few.edge
-        of_layer = stage_of_layer(self._layers, last + 1, given)
+        of_layer = stage_of_layer(self._layers, last + 1, counts)
         early, late = Counter(of_layer[:edge]), Counter(of_layer[edge:])
         return clock, [Stage(sample, at == 0, at == last, early[at], late[at]) for at in range(last + 1)]
 

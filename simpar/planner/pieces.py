@@ -301,8 +301,8 @@ class Ops:
     def _does(self) -> list[tuple[int | None, _Does]]:
         """The layer of each that computes, what it does there, and for which copy."""
         copies = self.role.copy[self.slots].tolist()
-        told = [(does_of(self.ops[place].name), copies[place]) for place in self.computed]
-        return [(layer, (_READER.sub('@', name), copy)) for (layer, name), copy in told]
+        works = [(does_of(self.ops[place].name), copies[place]) for place in self.computed]
+        return [(layer, (_READER.sub('@', name), copy)) for (layer, name), copy in works]
 
     def _own(self, layer: int) -> list[int]:
         """Which of those that compute are a layer's."""

@@ -176,13 +176,13 @@ class _Lives:
     @cached_property
     def _middle(self) -> list[int]:
         """The lives of the middle micro-batch's activations, and of what a framework holds beside its operators."""
-        found, lives = [], self.lives
+        rows, lives = [], self.lives
         for row in np.flatnonzero(~lives.always & ~lives.before).tolist():
             tensor = int(lives.tensor[row])
             micro_batch = self.role.micro_batch[lives.begin[row]] if tensor == NONE else lives.micro_batch[row]
             if micro_batch == MIDDLE and (tensor == NONE or self.program.tensors[tensor].kind == 'activation'):
-                found.append(row)
-        return found
+                rows.append(row)
+        return rows
 
     def over(self, first: int, last: int) -> dict[str, Any]:
         """Bytes of what the middle micro-batch has from one slot to a later one, by where it is written."""

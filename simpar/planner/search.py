@@ -352,8 +352,8 @@ class Search:
             self._prune(path, Refusal('time', 'its least step is no shorter than the best, but for the gap'))
         return found
 
-    def _judged(self, asked: Sequence[Asked]) -> Sequence[Judged]:
-        return self.ask(asked) if self.ask else [self.judge(*one) for one in asked]
+    def _judged(self, nodes: Sequence[Asked]) -> Sequence[Judged]:
+        return self.ask(nodes) if self.ask else [self.judge(*one) for one in nodes]
 
     @property
     def _user_key_count(self) -> int:
@@ -485,7 +485,7 @@ class Search:
 
         Returns whether it ended for want of ``patience``: after so many nodes in all.
         """
-        found, heap, cut, told = self.found, self.heap, self.cut, 0
+        found, heap, cut, reported = self.found, self.heap, self.cut, 0
 
         def goes_on() -> bool:
             return bool(heap) and heap[0][0] < cut and len(self.leaves) < size
@@ -493,8 +493,8 @@ class Search:
         while goes_on() and not self.late:
             if found.nodes >= patience:
                 return True
-            if self.tell and found.nodes >= told:
-                found.least, told = heap[0][0], found.nodes + OFTEN
+            if self.tell and found.nodes >= reported:
+                found.least, reported = heap[0][0], found.nodes + OFTEN
                 self.tell(found)
             batch: list[Node] = []
             while goes_on() and len(batch) < BATCH:
@@ -550,9 +550,9 @@ class Search:
     def _prune(self, path: Path, refusal: Refusal) -> None:
         # Those that are predicted already are not cut off.
         found = self.found
-        known = [one for one in found.early if one[: len(path)] == path]
-        found.early.difference_update(known)
-        count = self.space.below(len(path)) - len(known)
+        below = [one for one in found.early if one[: len(path)] == path]
+        found.early.difference_update(below)
+        count = self.space.below(len(path)) - len(below)
         found.pruned[refusal.rule] = found.pruned.get(refusal.rule, 0) + count
         found.examples.setdefault(refusal.rule, refusal.example)
         found.open -= count

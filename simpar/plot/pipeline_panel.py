@@ -320,8 +320,8 @@ class PipelinePanel:
         )
         self.frame.axes.tick_params(axis='y', labelsize=8.5 if self.height > 0.3 else 7.5)
         # All boxes of a kind alike, and as large as the numbers of micro-batches fit.
-        shown = _labelled(self.view, self.frame.window, self.frame.points(1.0))
-        sizes = {kind: _size_of_most(mine, 0.9 * self.height * 72 * _HIGH) for kind, mine in shown.items()}
+        labels = _labelled(self.view, self.frame.window, self.frame.points(1.0))
+        sizes = {kind: _size_of_most(mine, 0.9 * self.height * 72 * _HIGH) for kind, mine in labels.items()}
         for number, row in enumerate(self.view.rows):
             if averaged:
                 self._shares(number, row, averaged)
@@ -451,8 +451,8 @@ def row_name(view: PipelineView, number: int, height: float) -> str:
 
 def labels_fit(view: PipelineView, points: float) -> bool:
     """Whether forwards and backwards have room for the numbers of micro-batches where a second is so wide."""
-    shown = _labelled(view, (0.0, view.step), points)
-    return all(_size_of_most(mine, inf) for kind, mine in shown.items() if kind in 'FBI')
+    labels = _labelled(view, (0.0, view.step), points)
+    return all(_size_of_most(mine, inf) for kind, mine in labels.items() if kind in 'FBI')
 
 
 def _labelled(

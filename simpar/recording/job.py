@@ -110,10 +110,10 @@ class RecordedJob:
     @cached_property
     def of_worker(self) -> dict[tuple[int, int], list[RecordedOp]]:
         """The ops of each worker, by data rank and stage."""
-        found: dict[tuple[int, int], list[RecordedOp]] = {}
+        by_worker: dict[tuple[int, int], list[RecordedOp]] = {}
         for op in self.ops:
-            found.setdefault((op.data, op.stage), []).append(op)
-        return found
+            by_worker.setdefault((op.data, op.stage), []).append(op)
+        return by_worker
 
     @cached_property
     def meetings(self) -> Ints:

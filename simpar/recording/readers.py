@@ -261,12 +261,12 @@ def measured_trace(program: Program, recordings: Sequence[RankTrace]) -> tuple[T
         )
         for recording, talk in zip(recordings, talking, strict=True)
     ]
-    every, found = tuple(one for one, _ in filled), sum(many for _, many in filled)
+    every, recorded = tuple(one for one, _ in filled), sum(many for _, many in filled)
     of_role = {int(program.role_of_rank[one.rank]): number for number, one in enumerate(every)}
     of_rank = {one.rank: number for number, one in enumerate(every)}
     representative = [of_rank.get(rank, of_role[int(program.role_of_rank[rank])]) for rank in range(program.world)]
     trace = Trace(program, 'measured', every, np.array(representative, dtype=np.int32))
-    return trace, found / sum(len(program.role(one.rank)) for one in every)
+    return trace, recorded / sum(len(program.role(one.rank)) for one in every)
 
 
 def _problems(program: Program, recordings: Sequence[RankTrace]) -> Iterator[Problem]:

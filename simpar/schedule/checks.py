@@ -371,14 +371,14 @@ def _facts(workload: Workload, plan: plans.Plan) -> dict[str, object]:
     """What rows of conflicts speak of beside values of keys."""
     model = workload.model
     layers = (operator.strategy or operator.layout for operator in model.operators.values())
-    given = plan.strategies or plan.layouts or workload.loss_strategy or workload.loss_strategies
+    strategies = plan.strategies or plan.layouts or workload.loss_strategy or workload.loss_strategies
     return {
         'alone': plan.pipeline == 1 and plan.chunks <= 1 and not plan.rows,
         'attends': plan.recompute != 'selective' or recompute.attention_cores(model.nodes),
         'full_batch': full_batch(workload, plan),
         'last_stage': max(plan.recompute_stages, default=0),
         'optimizer': type(workload.optimizer).__name__.lower(),
-        'starts': plan.search != 'sharding-propagation' or bool(given) or any(layers),
+        'starts': plan.search != 'sharding-propagation' or bool(strategies) or any(layers),
     }
 
 

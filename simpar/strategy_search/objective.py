@@ -281,9 +281,9 @@ class _Walk:
             for near, tensor, reads in self.graph.neighbours(place):
                 operator = self.graph.operators[near]
                 if operator.name not in self.chosen and operator.primitive != DATASET:
-                    known = self.layout(self.graph.operators[place], tensor, writes=reads)
+                    layout = self.layout(self.graph.operators[place], tensor, writes=reads)
                     position = operator.reads.index(tensor) if reads else -1
-                    self.chosen[operator.name] = self.choose(operator, position, known)
+                    self.chosen[operator.name] = self.choose(operator, position, layout)
                     queue.append(near)
 
     def choose(self, operator: Operator, position: int, bits: Bits) -> ShardedOperator:

@@ -344,8 +344,8 @@ class Sweep:
         different = _together(different)
         settings, session = {id(row.schedule): row.settings for row in self.rows}, Session(FILES)
         # Only a journal asks, and profiles are read for it.
-        asked = different.values() if way.journal else ()
-        wanted = [wanted_of(schedule, settings.get(id(schedule)), session) for schedule in asked]
+        rows = different.values() if way.journal else ()
+        wanted = [wanted_of(schedule, settings.get(id(schedule)), session) for schedule in rows]
         by_name = dict(zip(different, predict_all(list(different.values()), way, wanted), strict=True))
         return {id(schedule): by_name[name] for name, schedule in zip(names, schedules, strict=True)}
 

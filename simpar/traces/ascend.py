@@ -192,9 +192,9 @@ def cells_of(file: IO[bytes] | GzipFile) -> Iterator[Cells]:
     Raises ``csv.Error``, ``UnicodeDecodeError`` and what reading of the file raises.
     """
     head = True
-    for found in _blocks(file):
-        yield replace(found, first=found.first[1:], last=found.last[1:]) if head else found
-        head = head and not len(found)
+    for cells in _blocks(file):
+        yield replace(cells, first=cells.first[1:], last=cells.last[1:]) if head else cells
+        head = head and not len(cells)
 
 
 def _blocks(file: IO[bytes] | GzipFile) -> Iterator[Cells]:
@@ -204,22 +204,22 @@ def _blocks(file: IO[bytes] | GzipFile) -> Iterator[Cells]:
         rest += block
         if not begin and rest.startswith(_BOM):
             begin, rest = len(_BOM), rest[len(_BOM) :]
-        found = _scanned(rest if block else rest + b'\n')
-        if found is None:
+        cells = _scanned(rest if block else rest + b'\n')
+        if cells is None:
             break
-        yield found
+        yield cells
         if not block:
             return
-        begin, rest = begin + found.size, rest[found.size :]
+        begin, rest = begin + cells.size, rest[cells.size :]
     file.seek(begin)
     with io.TextIOWrapper(cast('IO[bytes]', file), encoding='utf-8', newline='') as text:
         lines = filter(None, csv.reader(text))
         while rows := list(islice(lines, _ROWS)):
             plain = io.StringIO(newline='')
             csv.writer(plain).writerows(rows)
-            found = _scanned(plain.getvalue().encode())
-            assert found is not None, 'csv writes quotes as they are read here'
-            yield found
+            cells = _scanned(plain.getvalue().encode())
+            assert cells is not None, 'csv writes quotes as they are read here'
+            yield cells
 
 
 def _scanned(data: bytes) -> Cells | None:

@@ -249,7 +249,7 @@ def _figures(begin: Ints, end: Ints, kind: Ints) -> Figures:
         length(times[rows]) for rows in (kind == COMPUTE, kind == COMMUNICATION, kind != COPY)
     )
     span, busy = float(times[:, 1].max()), length(times)
-    found = (
+    sums = (
         span,
         computing,
         communication,
@@ -258,7 +258,7 @@ def _figures(begin: Ints, end: Ints, kind: Ints) -> Figures:
         busy - both,
         span - busy,
     )
-    return Figures(**{name: value * NANOSECOND for name, value in zip(Figures.__slots__, found, strict=True)})
+    return Figures(**{name: value * NANOSECOND for name, value in zip(Figures.__slots__, sums, strict=True)})
 
 
 def step_figures(trace: RankTrace) -> Iterator[tuple[str, Figures]]:

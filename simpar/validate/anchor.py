@@ -320,11 +320,11 @@ def fitted_case(case: Case, own: OwnStep) -> tuple[Case, Fitted]:
     if other and other.cluster.stack is case.cluster.stack:
         other = replace(other, cluster=scaled(other.cluster, factor))
     made = replace(case, cluster=scaled(case.cluster, factor), baseline=other)
-    found = Fitted(
+    fit = Fitted(
         number=number, unit=unit, before=before, after=before * factor, bound=factor in span, measured=own.step,
         unfitted=step, fitted=step_of(made.program, made.cluster),
     )  # fmt: skip
-    return made, found
+    return made, fit
 
 
 def _solved(step: Callable[[float], float], wanted: float, span: tuple[float, float]) -> float:

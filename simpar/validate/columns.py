@@ -92,19 +92,19 @@ def network_of(text: str, node: int) -> Network:
     """
     # Compute and storage stand in clauses of their own.
     clauses = [part for part in re.split(r'[;,+()]| and ', text) if not _STORAGE.search(part)]
-    rates = [(found, part) for part in clauses if (found := _RATE.search(part))]
+    rates = [(match, part) for part in clauses if (match := _RATE.search(part))]
     if not rates:
         return Network()
-    found, _ = rates[0]
-    unit = {'G': 1e9, 'T': 1e12}[found['unit']] / (1 if found['bits'] == 'B' else 8)
+    match, _ = rates[0]
+    unit = {'G': 1e9, 'T': 1e12}[match['unit']] / (1 if match['bits'] == 'B' else 8)
     ways = 2 if _BOTH_WAYS.search(text) else 1
-    rate = float(found['value']) * unit / ways
-    if _CARD.search(text) and not found['count']:
+    rate = float(match['value']) * unit / ways
+    if _CARD.search(text) and not match['count']:
         return Network(rate)
-    total = rate * float(found['count'] or 1)
-    if found['count'] or _NODE.search(text) or total > FASTEST_PORT:
+    total = rate * float(match['count'] or 1)
+    if match['count'] or _NODE.search(text) or total > FASTEST_PORT:
         return Network(total / node)
-    return Network(unsure=f"inter_link {found[0]!r} is not said to be of a card or of a node: the profile's is taken")
+    return Network(unsure=f"inter_link {match[0]!r} is not said to be of a card or of a node: the profile's is taken")
 
 
 def year_of(row: Row) -> int | None:
@@ -131,7 +131,7 @@ _CONFERENCE: Final = re.compile(
 
 def _years(text: str) -> Iterator[int]:
     for pattern in (_ARXIV, _YEAR, _CONFERENCE):
-        yield from (2000 + int(found) for found in pattern.findall(text))
+        yield from (2000 + int(year) for year in pattern.findall(text))
 
 
 NOTHING: Final = frozenset({'', 'none', 'no', 'off', 'false', '0'})
@@ -216,24 +216,24 @@ def _layers(row: Row, counts: Sequence[int], names: Sequence[str] = ('*',)) -> R
     ]
 
 
-def _mindformers(row: Row, told: dict[str, object]) -> Recompute:
+def _mindformers(row: Row, settings: dict[str, object]) -> Recompute:
     """Full layers, or norms and activation of those that MindFormers selects; a list has layers for each stage."""
-    full, some = told.get('recompute', False), told.get('select_recompute', False)
+    full, some = settings.get('recompute', False), settings.get('select_recompute', False)
     if full is True:
         return 'full'
     patterns = [*_of_stages(row, full, ('*',)), *_of_stages(row, some, ('norm*', '*glu'))]
     return list(dict.fromkeys(patterns)) if patterns else ''
 
 
-def _of_stages(row: Row, told: object, names: Sequence[str]) -> Iterator[str]:
-    if told is True:
+def _of_stages(row: Row, counts: object, names: Sequence[str]) -> Iterator[str]:
+    if counts is True:
         yield from (f'layer*.{name}' for name in names)
-    elif isinstance(told, list):
-        if len(told) != _stages(row) or not all(isinstance(count, int) for count in told):
+    elif isinstance(counts, list):
+        if len(counts) != _stages(row) or not all(isinstance(count, int) for count in counts):
             raise Skipped('recomputation by stage, with another number of stages')
-        found = _layers(row, told, names)
-        yield from ('layer*.*',) if found == 'full' else found
-    elif told:
+        layers = _layers(row, counts, names)
+        yield from ('layer*.*',) if layers == 'full' else layers
+    elif counts:
         raise Skipped('recomputation of chosen operators')
 
 

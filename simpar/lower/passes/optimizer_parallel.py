@@ -325,13 +325,13 @@ def message_sizes(tape: Tape, plan: Plan, shards: Shards, parameters: Iterable[s
 
     A full gradient or weight, as far as tensor ranks have it; with MindSpore's levels what it counts, the shard.
     """
-    found = {}
+    sizes = {}
     for name in parameters if by_size(plan) else ():
         gradient, shard = tape.tensors[f'd:{name}'], shards.of.get(name)
         if shard is not None and (plan.hsdp == 'off' or shard.bucket):
             gradient = shard.fulls[shard.parameters.index(name)]
-        found[name] = size_of(tape, [gradient])
-    return found
+        sizes[name] = size_of(tape, [gradient])
+    return sizes
 
 
 def split_dims(shards: Sequence[Shard]) -> dict[str, Attribute]:

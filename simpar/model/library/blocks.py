@@ -69,5 +69,5 @@ def block_network(
         yield model.Add(of=(f'{name}_add1', f'{name}_down'), name=f'{name}_add2')
 
     before = (model.INPUT, *(f'layer{layer}_add2' for layer in range(layers)))
-    found = tuple(one for layer in range(layers) for one in block(f'layer{layer}', before[layer]))
-    return model.Network(layers=found, input=(hidden,), init_std=init_std)
+    operators = tuple(one for layer in range(layers) for one in block(f'layer{layer}', before[layer]))
+    return model.Network(layers=operators, input=(hidden,), init_std=init_std)

@@ -68,8 +68,8 @@ def operator(kind: type[T]) -> type[T]:
 def _typed(kind: type[T], name: str, hint: Any) -> Any:
     """The type of a key with what the table says of it: of the operator, of the one that it is a form of, or of all."""
     owners = (f'{base.key}.' for base in kind.__mro__ if issubclass(base, Operator) and 'key' in vars(base))
-    found = next((_FIELDS[f'{owner}{name}'] for owner in (*owners, '') if f'{owner}{name}' in _FIELDS), None)
-    return Annotated[hint, found] if found else hint
+    field = next((_FIELDS[f'{owner}{name}'] for owner in (*owners, '') if f'{owner}{name}' in _FIELDS), None)
+    return Annotated[hint, field] if field else hint
 
 
 @cache

@@ -123,12 +123,12 @@ class Residual(base.SameShape, base.Trained):
         x, elements, is_dropped = local.shape('x'), local.elements('x'), bool(self.dropout)
         parameters = self.parameters(x)
         reads = ('x', 'z', *(parameter.role for parameter in parameters), *('keys',) * is_dropped)
-        told = dropped(local, self.dropout, local.name, local.layout('x')) if is_dropped else {}
+        attributes = dropped(local, self.dropout, local.name, local.layout('x')) if is_dropped else {}
         back = Work('residual', ('dy', 'mask'), flops=2 * elements, attributes={'dropout': self.dropout})
         mask = Kept(role='mask', shape=x, layout=local.layout('x'), dtype='bool')
         flops = elements * (1 + len(parameters) + 2 * is_dropped)
         return Ops(
-            F=Work('residual', reads, ('y', *('mask',) * is_dropped), flops=flops, attributes=told),
+            F=Work('residual', reads, ('y', *('mask',) * is_dropped), flops=flops, attributes=attributes),
             I={'x': None, 'z': back if is_dropped else None},
             # The bias sums what comes behind the mask: ``dz``, not ``dy``.
             W=Work('residual', ('dz',), flops=elements) if parameters else None,
