@@ -186,7 +186,7 @@ class _File:
 
     def said(self) -> list[Setting]:
         """What ``--set`` says, but for variables of the file."""
-        variables = {name for match in _VARIABLE.finditer(self.text) for name in match.groups()}
+        variables = {match['name'] for one in (_NAMED, _DEFAULT) for match in one.finditer(self.text)}
         return [
             Setting(name, value, f'--set {name}={value}') for name, value in self.given.items() if name not in variables
         ]
@@ -311,7 +311,6 @@ _DEFAULT: Final = re.compile(r'\$\{(?P<name>\w+):(?P<default>[^{}]*)\}')
 """A variable of the environment and what stands for it: ``${PRIMUS_MBS:2}``."""
 _NAMED: Final = re.compile(r'\$\{\.?(?P<name>[\w.]+)\}')
 """Another setting of the file: ``${model.encoder_seq_length}``."""
-_VARIABLE: Final = re.compile(r'\$\{\.?([\w.]+)(?=[:}])')
 _PRODUCT: Final = re.compile(r'\$\{multiply:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}')
 
 
