@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -88,15 +89,19 @@ def test_a_table_of_a_profile_is_unpacked_to_a_bound(tmp_path, monkeypatch):
 # what cannot be written
 
 
-@pytest.fixture
-def full(monkeypatch):
-    """A file system that is full after some bytes a file, as far as a process can tell."""
+@contextmanager
+def full_disk():
+    """Within it a file system is full after some bytes a file, as far as this process can tell."""
+    bound, bytecode = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
     # Or a module that is imported now would be kept in part.
-    monkeypatch.setattr(sys, 'dont_write_bytecode', True)
-    bound = resource.getrlimit(resource.RLIMIT_FSIZE)
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, bound[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, bound)
+    try:
+        yield
+    finally:
+        # Before pytest says how the test went, for its own output may be a longer file.
+        resource.setrlimit(resource.RLIMIT_FSIZE, bound)
+        sys.dont_write_bytecode = bytecode
 
 
 @pytest.mark.parametrize(
@@ -107,9 +112,11 @@ def full(monkeypatch):
         ('check --ir', 'ir', 'ir'),
     ],
 )
-def test_a_full_disk_names_the_file(flag, name, named, tmp_path, full, refused):
+def test_a_full_disk_names_the_file(flag, name, named, tmp_path, refused):
     verb, flag = flag.split()
-    assert refused(verb, TUTORIAL, flag, tmp_path / name) == f'simpar: {tmp_path / named}: File too large\n'
+    with full_disk():
+        error = refused(verb, TUTORIAL, flag, tmp_path / name)
+    assert error == f'simpar: {tmp_path / named}: File too large\n'
     assert not [path for path in tmp_path.rglob('*') if path.is_file()]
 
 
