@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import tarfile
 from functools import partial
 
 import pytest
@@ -91,6 +92,19 @@ against: {plan.copies: 1}
 def job(put):
     """A file whose plan and baseline are measured: a copy of a batch beside another, against the batch as it is."""
     return put('job.yaml', JOB)
+
+
+@pytest.fixture(scope='session')
+def unpack():
+    """Unpack an archive of the project's into a folder."""
+
+    def unpacked(archive, folder):
+        with tarfile.open(archive) as packed:
+            # Python before 3.11.4 knows no filters.
+            packed.extraction_filter = getattr(tarfile, 'data_filter', None)
+            packed.extractall(folder)
+
+    return unpacked
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,10 +54,9 @@ def test_every_op_of_a_rank_is_a_node_that_waits_for_what_the_op_waits_for(tmp_p
                 assert tuple(groups[chakra.valued(node)['pg_name']]) == members
 
 
-def test_a_ring_that_others_wrote_takes_its_seven_reductions(tmp_path):
+def test_a_ring_that_others_wrote_takes_its_seven_reductions(tmp_path, unpack):
     # Eight ranks add seven times, 7 us each; messages have no duration there.
-    with tarfile.open(RECORDED / 'custom_allreduce.tar.gz') as packed_files:
-        packed_files.extractall(tmp_path, filter='data')
+    unpack(RECORDED / 'custom_allreduce.tar.gz', tmp_path)
     job = chakra.read_chakra(tmp_path)
     assert (job.program.world, sum(map(len, job.program.roles)), job.silent) == (8, 280, 112)
     assert replayed(tmp_path / 'custom_allreduce.3.et') == pytest.approx(49e-6, rel=1e-6)

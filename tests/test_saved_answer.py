@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -107,10 +106,9 @@ OLDER = Path(__file__).parent / 'recorded' / 'older.tar.xz'
 
 
 @pytest.fixture(scope='module')
-def older(tmp_path_factory):
+def older(tmp_path_factory, unpack):
     folder = tmp_path_factory.mktemp('older')
-    with tarfile.open(OLDER) as packed:
-        packed.extractall(folder, filter='data')
+    unpack(OLDER, folder)
     return folder
 
 
