@@ -5,7 +5,6 @@ that its tables leave out, and whether their words are flags of Megatron-LM. ``t
 that are known and not read.
 """
 
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -251,8 +250,7 @@ def _file_beside(named: Path, path: Path) -> Path | None:
     """A file that another one names: as it is called, beside that one, or where a checkout of Primus has its models."""
     models = (folder / 'primus/configs/models/megatron' / named.name for folder in path.resolve().parents)
     places = (named, path.parent / named, path.parent / named.name, *models)
-    # Not Path.is_file, which raises for a name that is too long.
-    return next((place for place in places if os.path.isfile(place)), None)
+    return next((place for place in places if files.is_file(place)), None)
 
 
 def _settings_of(file: Path | None, *, has_tabs: bool = True) -> list[Setting]:
