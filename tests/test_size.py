@@ -5,7 +5,7 @@ from size_cases import EXAMPLES, cases
 
 from simpar import cli
 from simpar.case import _one, cluster_of, load_case
-from simpar.errors import Infeasible
+from simpar.errors import Infeasible, ScheduleError
 from simpar.session import Session
 from simpar.size import LIMIT, Limit, at_most, estimate, parse_limit
 
@@ -37,6 +37,12 @@ def test_a_limit_is_raised_or_lowered_by_the_user():
     with pytest.raises(Infeasible, match=r'the limit is 8 GB and 1 us'):
         load_case(PIPELINE, limit=parse_limit(['1us']))
     assert slots_of(load_case(PIPELINE, limit=parse_limit(['64GB', '1s']))) > 10_000
+
+
+def test_degrees_that_do_not_fit_the_cluster_are_wrong_however_large_it_is():
+    """The estimate, of small programs that cannot be made, once advised a larger limit."""
+    with pytest.raises(ScheduleError, match=r'64 ranks, but the cluster has 131072; write data: 65536'):
+        load_case(EXAMPLES / 'llama3_8b_h100.yaml', ['cluster.nodes=16384', 'workload.batch=262144'])
 
 
 @pytest.mark.parametrize('flag', ['12', 'much'])
