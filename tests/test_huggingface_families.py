@@ -27,11 +27,15 @@ def test_a_config_of_another_name_has_the_published_parameters(name, tmp_path):
     assert read(config, tmp_path).workload.model.graph(8).parameters == count
 
 
+# Python 3.10 has transformers of some months before.
+@pytest.mark.filterwarnings('ignore:.torch.jit.script. is deprecated:DeprecationWarning')
 @pytest.mark.parametrize('kind', FAMILIES)
 def test_transformers_counts_the_same_of_a_small_one(kind, tmp_path):
     import torch
 
     transformers = pytest.importorskip('transformers', reason='needs the extra test')
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip(f'transformers {transformers.__version__} has no {kind}')
     tokens = {'pad_token_id': None, 'bos_token_id': 1, 'eos_token_id': 2}
     config = transformers.AutoConfig.for_model(kind, **FAMILIES[kind], **tokens)
     with torch.device('meta'):
