@@ -13,7 +13,7 @@ from every import some
 from launch_sources import FOLDER, SOURCES, given_beside, model_beside
 from tables import load_table
 
-from simpar import case_of, load_schedule
+from simpar import case_of, load_case, load_schedule
 from simpar.cli import main
 from simpar.errors import ScheduleError
 from simpar.exporting.export import TARGETS, different, export, read_back, reimported
@@ -159,6 +159,25 @@ def test_what_megatron_cannot_say_is_listed_with_the_nearest(capsys):
     told = capsys.readouterr()
     assert 'plan.copies: 2 is not said; what is written is 1' in told.err
     assert '# Not said: plan.copies: 2' in told.out
+
+
+def test_what_a_framework_cannot_say_is_told_with_what_it_costs(tmp_path, capsys):
+    file = 'examples/llama3_8b_h100.yaml'
+    assert main(['export', file, '--to', 'megatron', '--output', str(tmp_path / 'run.sh')]) == 0
+    one, two = (load_case(file, ['against={}', f'plan.copies={copies}']).predict().step for copies in (1, 2))
+    share = (one / two - 1) * 100
+    expected = f'Megatron-LM: what is written: {one:.3g} s a step, {share:.1f} % slower than the plan ({two:.3g} s)'
+    assert capsys.readouterr().err.splitlines()[-1] == expected
+
+
+def test_a_file_of_another_batch_is_compared_by_its_rate(tmp_path, capsys):
+    """Accelerate's file has no batch: each device takes one sample."""
+    file = 'examples/context_parallel.yaml'
+    assert main(['export', file, '--to', 'accelerate', '--output', str(tmp_path / 'own.yaml')]) == 0
+    rate = 1 / load_case(file, ['against={}']).predict().step
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert 'samples a second' in last
+    assert f'than the plan ({rate:.4g}); it does not fit: ' in last
 
 
 def test_a_model_of_layers_has_no_flags():

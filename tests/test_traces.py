@@ -6,6 +6,7 @@ import re
 import shutil
 import sqlite3
 from collections import defaultdict
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -261,7 +262,7 @@ def test_the_command_names_the_rank_in_its_first_sentence(json_of, printed) -> N
 
 
 def _database(path: Path, table: str) -> Path:
-    with sqlite3.connect(path) as data:
+    with closing(sqlite3.connect(path)) as data:
         data.execute(f'create table {table} (id integer)')
     return path
 

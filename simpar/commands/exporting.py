@@ -2,14 +2,16 @@
 
 import argparse
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from simpar import errors, files
+from simpar import errors, files, headline
 from simpar.commands import answers, common
 from simpar.exporting import export, onto, settings
-from simpar.schedule import load_schedule
+from simpar.schedule import Schedule, load_schedule
+from simpar.session import Session
+from simpar.sweep.answer import predicted
 
 
 def export_command(options: argparse.Namespace) -> int:
@@ -22,7 +24,7 @@ def export_command(options: argparse.Namespace) -> int:
         if options.json:
             answers.print_json(export_json(made, written))
             return 0
-        tell(made.framework, made.unsaid)
+        tell(made, schedule)
         if options.output:
             sys.stdout.write(''.join(f'wrote {path}\n' for path in written))
         else:
@@ -39,7 +41,7 @@ def export_command(options: argparse.Namespace) -> int:
             {'framework': edited.framework, 'difference': edited.difference, 'unsaid': unsaid, 'written': str(target)}
         )
         return 0
-    tell(edited.framework, edited.unsaid)
+    tell(edited, schedule)
     sys.stdout.write(edited.difference or f'{options.onto} says the plan already\n')
     return 0
 
@@ -72,7 +74,25 @@ def export_json(made: export.Export, written: list[Path]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tell(framework: str, unsaid: tuple[export.Unsaid, ...]) -> None:
-    """Say on the standard error what a framework cannot say."""
-    for one in unsaid:
-        print(f'{framework}: {one}', file=sys.stderr)
+def tell(made: export.Export | onto.Edited, plan: Schedule) -> None:
+    """Say on the standard error what a framework cannot say of a plan, and what a step costs by that."""
+    for one in made.unsaid:
+        print(f'{made.framework}: {one}', file=sys.stderr)
+    if made.unsaid and made.back:
+        print(f'{made.framework}: {_cost(plan, made.back)}', file=sys.stderr)
+
+
+def _cost(plan: Schedule, back: Schedule) -> str:
+    """The step of what is written beside that of the plan, on the cluster and under the stack of the plan."""
+    session = Session()
+    written, own = (predicted(replace(one, cluster=plan.cluster), session) for one in (back, plan))
+    if written.figures is None or own.figures is None:
+        return f'a step of what is written is not predicted: {written.reason or own.reason}'
+    names, steps = ('what is written', 'the plan'), (written.figures.step, own.figures.step)
+    batches = back.workload.batch, plan.workload.batch
+    if batches[0] == batches[1]:
+        text = headline.headline((names[0], steps[0]), (names[1], steps[1]), exact=False)
+    else:
+        rates = batches[0] / steps[0], batches[1] / steps[1]
+        text = headline.headline_of_rates((names[0], rates[0]), (names[1], rates[1]), 'samples')
+    return text + (f'; it {written.reason}' if written.reason else '')

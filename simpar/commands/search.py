@@ -190,7 +190,7 @@ def _write_plan(options: argparse.Namespace, planning: Planning, answer: Answer)
     if options.export:
         target, path = exporting.export_target(options.export)
         made = export(answer.choice.schedule, target.name)
-        exporting.tell(made.framework, made.unsaid)
+        exporting.tell(made, answer.choice.schedule)
         exported = exporting.write_export(made, path)
     return [*(path for path in (options.save, options.plot) if path), *exported]
 

@@ -63,7 +63,8 @@ class Export:
     """A plan in a framework's own words.
 
     Arguments: ``framework``, its title; ``text`` of the file, ``suffix`` of its name; ``settings`` that it has;
-    ``unsaid``, what it cannot say; ``needs``, the versions that have its settings; ``beside``, further files by name.
+    ``unsaid``, what it cannot say; ``needs``, the versions that have its settings; ``beside``, further files by name;
+    ``back``, what import makes of it, where simpar reads such files.
     """
 
     framework: str
@@ -73,6 +74,7 @@ class Export:
     unsaid: tuple[Unsaid, ...] = ()
     needs: tuple[str, ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
+    back: schedule.Schedule | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -89,13 +91,14 @@ def export(case: Case | schedule.Schedule, to: str) -> Export:
     values = values_of(case if isinstance(case, schedule.Schedule) else case.schedule)
     said = target.settings(values)
     try:
-        unsaid = tuple(different(values, read_back(target, said, values), target=target))
+        back = schedule_back(target, said, values)
+        unsaid = tuple(different(values, values_back(target, said, values, back), target=target))
     except (errors.Infeasible, errors.ScheduleError) as wrong:
         what = f'{target.title} cannot say all of it, and what is left cannot be: {str(wrong).splitlines()[0]}'
         raise errors.refusal('plan', what, 'name another framework, e.g. --to mindspore') from wrong
     needs = tuple(needs_of(target, said))
     text = target.text(said, values, _head(target, values, unsaid, needs))
-    return Export(target.title, text, target.suffix, tuple(said), unsaid, needs, target.beside(said, values))
+    return Export(target.title, text, target.suffix, tuple(said), unsaid, needs, target.beside(said, values), back)
 
 
 def target_of(to: str) -> Target:
@@ -106,15 +109,22 @@ def target_of(to: str) -> Target:
     return TARGETS[to]
 
 
-def read_back(target: Target, said: list[Said], values: Values) -> Values:
-    """What the settings come to: as import makes it of the file, or where simpar reads none, all keys that are said.
-
-    Raises ``ScheduleError`` where it is no schedule.
-    """
+def schedule_back(target: Target, said: list[Said], values: Values) -> schedule.Schedule | None:
+    """What import makes of the settings' file; None where simpar reads none. Raises ``ScheduleError``."""
     if target.source is None:
-        return _of_lines(target, said, values)
+        return None
     made = reimported(target, target.text(said, values, ()), values, target.beside(said, values))
-    return values_of(schedule.load_schedule(mapping.schedule_text(made, target.name)))
+    return schedule.load_schedule(mapping.schedule_text(made, target.name))
+
+
+def values_back(target: Target, said: list[Said], values: Values, back: schedule.Schedule | None) -> Values:
+    """What the settings come to: the values that come ``back``, or where simpar reads no file, all that are said."""
+    return values_of(back) if back else _of_lines(target, said, values)
+
+
+def read_back(target: Target, said: list[Said], values: Values) -> Values:
+    """The same. Raises ``ScheduleError`` where it is no schedule."""
+    return values_back(target, said, values, schedule_back(target, said, values))
 
 
 def _of_lines(target: Target, said: list[Said], values: Values) -> Values:

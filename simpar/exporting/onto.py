@@ -27,13 +27,14 @@ class Edited:
     """A file with a plan.
 
     Arguments: ``framework``, its title; ``text``, all of it; ``difference``, its changed lines as diff writes them;
-    ``unsaid``, what the framework cannot say.
+    ``unsaid``, what the framework cannot say; ``back``, what import makes of the plan's own file.
     """
 
     framework: str
     text: str
     difference: str
     unsaid: tuple[export.Unsaid, ...]
+    back: Schedule | None
 
     def __str__(self) -> str:
         return self.difference
@@ -50,7 +51,8 @@ def onto(schedule: Schedule, to: str, path: Path, *, given: Mapping[str, str] | 
         what = f'simpar reads no file of {target.title} back'
         raise errors.refusal('--onto', what, 'leave it out, and copy the lines')
     said = target.settings(wanted)
-    goal = export.read_back(target, said, wanted)
+    back = export.schedule_back(target, said, wanted)
+    goal = export.values_back(target, said, wanted, back)
     text = document.text_of(path).replace('\r\n', '\n')
     variables = dict(given or {})
     edited = text
@@ -69,7 +71,7 @@ def onto(schedule: Schedule, to: str, path: Path, *, given: Mapping[str, str] | 
         raise errors.ScheduleError([_by_hand(path, one) for one in export.different(goal, now, full=True)])
     name = path.name
     lines = difflib.unified_diff(text.splitlines(True), edited.splitlines(True), name, f'{name} with the plan', n=1)
-    return Edited(target.title, edited, ''.join(lines), tuple(export.different(wanted, goal, target=target)))
+    return Edited(target.title, edited, ''.join(lines), tuple(export.different(wanted, goal, target=target)), back)
 
 
 def _imported(target: Target, text: str, path: Path, wanted: Values, variables: Mapping[str, str]) -> mapping.Import:
