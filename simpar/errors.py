@@ -135,11 +135,12 @@ class NumericsWrong(SimparError):
     exit_code = 6
 
 
-def divisors(number: int, most: int = 8) -> str:
-    """The largest divisors of a number, as text."""
+def divisors(number: int, near: int, most: int = 8) -> str:
+    """The divisors of a number that are nearest to another one, as text."""
     # Up to 4096, for advice on a size of millions must not take seconds.
     numbers = [divisor for divisor in range(1, min(number, 4096) + 1) if number % divisor == 0]
-    return ', '.join(str(divisor) for divisor in numbers[-most:])
+    nearest = sorted(numbers, key=lambda divisor: abs(divisor - near))[:most]
+    return ', '.join(map(str, sorted(nearest)))
 
 
 def multiple(number: int, of: int) -> str:

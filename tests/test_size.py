@@ -45,6 +45,13 @@ def test_degrees_that_do_not_fit_the_cluster_are_wrong_however_large_it_is():
         load_case(EXAMPLES / 'llama3_8b_h100.yaml', ['cluster.nodes=16384', 'workload.batch=262144'])
 
 
+def test_of_many_divisors_those_near_to_what_was_written_are_advised():
+    """The largest up to 4,096 once were, of 131,072 devices."""
+    words = ['cluster.nodes=16384', 'workload.batch=262144', 'plan.data=0', 'plan.pipeline=5']
+    with pytest.raises(ScheduleError, match=r'a divisor of 131072 as pipeline: 1, 2, 4, 8, 16, 32, 64, 128'):
+        load_case(EXAMPLES / 'llama3_8b_h100.yaml', words)
+
+
 @pytest.mark.parametrize('flag', ['12', 'much'])
 def test_a_limit_without_a_unit_is_a_wrong_use(flag, capsys):
     with pytest.raises(SystemExit) as code:

@@ -426,4 +426,4 @@ def _experts(plan: plans.Plan) -> Iterator[Problem]:
     ranks = plan.data * within.get(kind, 1)
     if ranks % plan.expert:
         what = f'{plan.expert} does not divide {"data" if kind == "data" else f"the {kind} and data ranks,"} {ranks}'
-        yield Problem(('plan', 'expert'), what, f'write one of {divisors(ranks)}')
+        yield Problem(('plan', 'expert'), what, f'write one of {divisors(ranks, plan.expert)}')

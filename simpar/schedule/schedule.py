@@ -449,13 +449,15 @@ def _ranks(schedule: Schedule, data: int, world: int) -> list[Problem]:
         others = [name for name in ('context', 'tensor', 'pipeline') if degrees[name] > 1 or name == 'tensor']
         left = f'{" and ".join(others)} {"leaves" if len(others) == 1 else "leave"}'
         return [Problem(key, what, f'write data: {world // inner}, or 0 for all that {left}')]
-    if plan.pipeline > 1 and world % plan.pipeline:
-        return [Problem(('plan', 'pipeline'), what, f'write a divisor of {world} as pipeline: {divisors(world)}')]
     share = world // plan.pipeline
-    if plan.context > 1 and share % plan.context:
-        return [Problem(('plan', 'context'), what, f'write a divisor of {share} as context: {divisors(share)}')]
-    share //= plan.context
-    return [Problem(('plan', 'tensor'), what, f'write a divisor of {share} as tensor: {divisors(share)}')]
+    if plan.pipeline > 1 and world % plan.pipeline:
+        name, of = 'pipeline', world
+    elif plan.context > 1 and share % plan.context:
+        name, of = 'context', share
+    else:
+        name, of = 'tensor', share // plan.context
+    instead = f'write a divisor of {of} as {name}: {divisors(of, degrees[name])}'
+    return [Problem(('plan', name), what, instead)]
 
 
 def _slow(schedule: Schedule, world: int) -> list[Problem]:

@@ -76,7 +76,7 @@ def mixture_problems(experts: Experts, at: tuple[str, ...], layers: int) -> Iter
         yield Problem((*at, 'first_dense'), f'none of {layers} layers has experts', 'write a smaller one, or every: 1')
     if count % experts.groups:
         what = f'{experts.groups} groups do not divide {count} experts'
-        yield Problem((*at, 'groups'), what, f'write one of {divisors(count)}')
+        yield Problem((*at, 'groups'), what, f'write one of {divisors(count, experts.groups)}')
     elif experts.group_top_k > experts.groups:
         what = f'{experts.group_top_k} of {experts.groups} groups'
         yield Problem((*at, 'group_top_k'), what, f'write at most {experts.groups}')

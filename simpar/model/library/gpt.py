@@ -674,7 +674,7 @@ def _parts(model: Transformer) -> Iterator[Problem]:
         yield Problem((*FILE, 'hidden'), what, multiple(model.hidden, model.heads))
     if model.heads % model.key_value_heads:
         what = f'{model.key_value_heads} does not divide heads {model.heads}'
-        yield Problem((*FILE, 'kv_heads'), what, f'write one of {divisors(model.heads)}')
+        yield Problem((*FILE, 'kv_heads'), what, f'write one of {divisors(model.heads, model.key_value_heads)}')
     if not isinstance(model.documents, int) and sum(model.documents) != model.sequence:
         what = f'documents of {sum(model.documents)} tokens in all, but a sample has {model.sequence}'
         yield Problem((*FILE, 'documents'), what, f'write lengths that add up to {model.sequence}, or one for all')
@@ -714,7 +714,7 @@ def _mixture(model: Transformer, job: Asked) -> Iterator[Problem]:
         yield Problem((*at, 'capacity'), what, f'write e.g. {more / share:.6g}, which is {more}')
     if experts.count % job.expert:
         what = f'{job.expert} ranks cannot share {experts.count} experts equally'
-        yield Problem(('plan', 'expert'), what, f'write one of {divisors(experts.count)}')
+        yield Problem(('plan', 'expert'), what, f'write one of {divisors(experts.count, job.expert)}')
 
 
 def _context(model: Transformer, job: Asked) -> Iterator[Problem]:
@@ -757,5 +757,5 @@ def _degrees(model: Transformer, job: Asked) -> Iterator[Problem]:
             # One problem for both: the remedy must divide both counts.
             common = gcd(model.heads, model.key_value_heads)
             what = f'{name} {heads} of the transformer do not divide by tensor {tensor}'
-            yield Problem(('plan', 'tensor'), what, f'write one of {divisors(common)}')
+            yield Problem(('plan', 'tensor'), what, f'write one of {divisors(common, tensor)}')
             return
