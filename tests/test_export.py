@@ -241,6 +241,16 @@ def test_the_best_plan_is_written_in_a_frameworks_words(tmp_path, printed):
     assert main(['plan', str(schedule), '--export', 'megatron']) == 2
 
 
+def test_a_search_says_how_to_leave_out_what_a_framework_cannot_say(tmp_path, capsys):
+    """Megatron-LM has no copies of a batch."""
+    words = ['plan', 'examples/llama3_8b_h100.yaml', '--brief', '--seconds', '1', '--jobs', '1']
+    words += ['--export', f'megatron={tmp_path / "run.sh"}', '--set', 'planner={keys: {plan.zero: [0, 1]}}']
+    assert main(words) == 0
+    assert 'search without what it cannot say by --set plan.copies=1\n' in capsys.readouterr().err
+    assert main([*words, '--set', 'plan.copies=1']) == 0
+    assert 'cannot say' not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('window', [16, [16, 0]])
 def test_windows_and_scales_of_mindspeed_are_whole_numbers_that_it_reads(window):
     tree = DRAWN['mindspeed'](0)

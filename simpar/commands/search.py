@@ -4,6 +4,7 @@
 """
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from time import monotonic
@@ -15,6 +16,7 @@ from simpar.errors import Infeasible, Problem, RunFailed, refuse
 from simpar.exporting.export import export
 from simpar.page import answer_page
 from simpar.planner import Answer, Planning, load_planning, plan, render
+from simpar.planner.space import KEYS
 from simpar.plot.frame import write_figure
 from simpar.sweep import Sweep, SweepAnswer, load_sweep, plot, table, why_not
 from simpar.sweep.table import as_markdown, side_by_side
@@ -191,6 +193,9 @@ def _write_plan(options: argparse.Namespace, planning: Planning, answer: Answer)
         target, path = exporting.export_target(options.export)
         made = export(answer.choice.schedule, target.name)
         exporting.tell(made, answer.choice.schedule)
+        free = {f'plan.{key}' for key in KEYS}
+        if words := [f'--set {shlex.quote(f"{one.key}={one.nearest}")}' for one in made.unsaid if one.key in free]:
+            print(f'{made.framework}: search without what it cannot say by {" ".join(words)}', file=sys.stderr)
         exported = exporting.write_export(made, path)
     return [*(path for path in (options.save, options.plot) if path), *exported]
 
