@@ -69,7 +69,13 @@ def test_a_convolution_with_all_that_updates_can_have():
 def test_the_kernel_is_torchs(shape, nesterov, monkeypatch):
     """torch.optim.Muon, whose momentum is (1 − momentum) times ours: a factor that orthogonal matrices do not have."""
     # torch iterates in bf16; here in fp64, or rounding would hide what is wrong.
-    monkeypatch.setattr(torch.Tensor, 'bfloat16', lambda self: self.clone())
+    to = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, 'bfloat16', lambda one: one.clone())
+    monkeypatch.setattr(
+        torch.Tensor,
+        'to',
+        lambda one, *by, **how: one.clone() if how.get('dtype') is torch.bfloat16 else to(one, *by, **how),
+    )
     generator = torch.Generator().manual_seed(1)
     theirs = torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
     ours, v = theirs.detach().clone(), torch.zeros(*shape, dtype=torch.float64)

@@ -238,19 +238,38 @@ def _result_text(result: Result) -> str:
 # Tables: schedules as CSV of torch.distributed.pipelining, and as lines of text that a plan holds.
 
 MOST_BYTES: Final = 64 * 2**20
-_WAIT: Final = re.compile(r'\d+WAIT_(SEND|RECV)_[FB]\d+')
+_WAIT: Final = re.compile(r'\d+WAIT_((SEND|RECV)_[FB]\d+|REDUCE_GRAD)')
 _Cell = tuple[int, int, Action]
 """Line and column, from 1, and what stands there."""
 
 
-def write_csv(order: Order, path: Path) -> None:
+def write_csv(order: Order, path: Path, *, waits: bool = False) -> None:
     """Write an order so that torch reads it: ``compute_comms`` where it communicates, else ``compute_only``.
 
+    Arguments: ``waits``, whether it says where sends and reductions are waited for. From 2.15 on torch demands that of
+    an order that communicates; before, it has no such actions.
     Raises ``OSError``. The number of sequence chunks is not written: torch has none.
     """
     text = io.StringIO()
-    csv.writer(text, lineterminator='\n').writerows(order.actions)
+    csv.writer(text, lineterminator='\n').writerows(map(_with_waits, order.actions) if waits else order.actions)
     write_atomically(path, text.getvalue())
+
+
+def _with_waits(row: Sequence[Action]) -> Iterator[str]:
+    """A rank's actions with waits where torch 2.15 has them (``_add_wait_send`` and ``_add_reduce_grad`` there)."""
+    pending: dict[tuple[str, int, int | None], str] = {}
+    for action in row:
+        yield str(action)
+        if action.kind in ('SEND_F', 'SEND_B'):
+            wait = f'{action.stage}WAIT_{action.kind}{action.micro_batch}'
+            pending[action.kind, action.stage, action.micro_batch] = wait
+        elif action.kind == 'REDUCE_GRAD':
+            yield f'{action.stage}WAIT_REDUCE_GRAD'
+        # Whoever has the gradient of what was sent, knows that it has come.
+        backwards = (part for part in action.parts if part.kind in ('B', 'I'))
+        sent = (pending.pop(('SEND_F', part.stage, part.micro_batch), '') for part in backwards)
+        yield from filter(None, sent)
+    yield from pending.values()
 
 
 def read_csv(path: Path) -> Order:
@@ -293,7 +312,7 @@ def _cells(path: Path, text: str) -> tuple[list[list[_Cell]], list[Problem]]:
     problems: list[Problem] = []
     for number, line in enumerate(lines, 1):
         words = ((column, cell.strip()) for column, cell in enumerate(_split(line), 1))
-        # From 2.15 on torch also writes when it waits for sends; a send's buffer is known here by its needs.
+        # From 2.15 on torch also writes when it waits; of what is sent and summed that is known here by who needs it.
         read = [
             (column, _read(word, f'{path}:{number}:{column}'))
             for column, word in words
