@@ -1,6 +1,7 @@
 """Orders, sends and receives, and CSV are torch's own, wherever torch has them."""
 
 import re
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -10,9 +11,13 @@ import pytest
 from every import some
 from extras import Later
 
+from simpar import Plan
 from simpar.errors import ScheduleError
+from simpar.lower import lower
 from simpar.pipeline import faults, named_order, parse_action, read_csv, with_communication, write_csv
+from simpar.pipeline.checks import rows_of
 from simpar.pipeline.order import COMMUNICATION, KINDS, SHARDING, Order
+from simpar.workload import Transformer, Workload
 
 schedules, visualizer, stages = (
     Later(f'torch.distributed.pipelining.{name}', 'torch') for name in ('schedules', '_schedule_visualizer', 'stage')
@@ -207,3 +212,13 @@ def test_waits_of_a_newer_torch_are_read_and_written_as_it_does(path, tmp_path):
     for mine, yours in zip(ours, theirs, strict=True):
         assert sorted(mine) == sorted(yours)
         assert [one for one in mine if not sums.fullmatch(one)] == [one for one in yours if not sums.fullmatch(one)]
+
+
+def test_a_table_that_shards_is_said_not_to_be_followed_in_that():
+    """When weights are gathered and gradients summed is said by keys of the plan."""
+    workload = Workload(model=Transformer(layers=8, hidden=8, heads=2, vocab=12, sequence=4), batch=16)
+    plan = Plan(pipeline=4, data=2, micro_batches=8, order='zb-v', chunks=2, zero=3)
+    named = lower(workload, plan, 8)
+    read = lower(workload, replace(plan, rows=rows_of(read_csv(WRITTEN / 'zb-v.csv'))), 8)
+    (note,) = set(read.notes) - set(named.notes)
+    assert note.startswith('REDUCE_GRAD, RESHARD, UNSHARD of the order are not followed: plan.zero, plan.gather')

@@ -18,7 +18,7 @@ from simpar.lower.tape import Tape
 from simpar.model.model import Graph
 from simpar.pipeline import checks, orders, zero_bubble
 from simpar.pipeline.messages import in_exchanges, with_communication
-from simpar.pipeline.order import Action, Kind, Order
+from simpar.pipeline.order import SHARDING, Action, Kind, Order
 from simpar.program import OpClass, Program, ProgramBuilder
 from simpar.session import Session
 from simpar.workload import Muon, Workload
@@ -188,6 +188,10 @@ def _program(workload: Workload, plan: plans.Plan, world: int, order: Order, ses
     done = frozenset((part.stage, part.kind) for row in order.actions for action in row for part in action.parts)
     shared, stages = session.of_plan(staged, plan, of=of, stages=len(order.placement), done=done)
     tape: Tape = shared.copy()
+    if what := ', '.join(sorted({kind for _, kind in done if kind in SHARDING})):
+        tape.notes.append(
+            f'{what} of the order are not followed: plan.zero, plan.gather and plan.reduce_gradients count'
+        )
     mesh, forward, ids = tape.mesh, workload.phase == 'forward', fusion_ids(workload, plan, of.parameters)
     gathers = messages.Gathers(tape, plan, of.shards, ids)
     reductions = messages.Reductions(tape, plan, of.shards, ids)
