@@ -297,9 +297,6 @@ def case_of(schedule: Schedule, *, limit: Limit = LIMIT, session: Session | None
     # Before anything is built, for that may take hours, or all of the memory.
     both = [schedule, *([baseline] if baseline else [])]
     hardware = cluster_of(schedule)
-    for one in both:
-        # What does not fit its cluster is wrong, not too large.
-        check_against_cluster(with_order(one), hardware.world)
     check_size(both, hardware.world, limit, lambda small: _one(small, shared).program)
     made = _one(schedule, shared, hardware)
     return replace(made, baseline=_one(baseline, shared)) if baseline else made

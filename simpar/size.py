@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from simpar import errors, units
 from simpar.program import Program
-from simpar.schedule import Schedule
+from simpar.schedule import Schedule, check_against_cluster
 from simpar.workload import Transformer
 
 Build = Callable[[Schedule], Program]
@@ -116,6 +116,9 @@ def check_size(schedules: Sequence[Schedule], ranks: int, limit: Limit, build: B
     """
     if sum((at_most(schedule, ranks) for schedule in schedules), Size()).within(limit):
         return
+    for schedule in schedules:
+        # What does not fit its cluster is wrong, not too large.
+        check_against_cluster(schedule, ranks)
     size = sum((estimate(schedule, ranks, build) for schedule in schedules), Size())
     if not size.within(limit):
         where = schedules[0].where('plan')

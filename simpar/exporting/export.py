@@ -91,8 +91,8 @@ def export(case: Case | schedule.Schedule, to: str) -> Export:
     values = values_of(case if isinstance(case, schedule.Schedule) else case.schedule)
     said = target.settings(values)
     try:
-        back = schedule_back(target, said, values)
-        unsaid = tuple(different(values, values_back(target, said, values, back), target=target))
+        back, values_back = read_back(target, said, values)
+        unsaid = tuple(different(values, values_back, target=target))
     except (errors.Infeasible, errors.ScheduleError) as wrong:
         what = f'{target.title} cannot say all of it, and what is left cannot be: {str(wrong).splitlines()[0]}'
         raise errors.refusal('plan', what, 'name another framework, e.g. --to mindspore') from wrong
@@ -109,22 +109,16 @@ def target_of(to: str) -> Target:
     return TARGETS[to]
 
 
-def schedule_back(target: Target, said: list[Said], values: Values) -> schedule.Schedule | None:
-    """What import makes of the settings' file; None where simpar reads none. Raises ``ScheduleError``."""
+def read_back(target: Target, said: list[Said], values: Values) -> tuple[schedule.Schedule | None, Values]:
+    """What the settings come to: as import makes it of the file, or where simpar reads none, all keys that are said.
+
+    Raises ``ScheduleError`` where it is no schedule.
+    """
     if target.source is None:
-        return None
+        return None, _of_lines(target, said, values)
     made = reimported(target, target.text(said, values, ()), values, target.beside(said, values))
-    return schedule.load_schedule(mapping.schedule_text(made, target.name))
-
-
-def values_back(target: Target, said: list[Said], values: Values, back: schedule.Schedule | None) -> Values:
-    """What the settings come to: the values that come ``back``, or where simpar reads no file, all that are said."""
-    return values_of(back) if back else _of_lines(target, said, values)
-
-
-def read_back(target: Target, said: list[Said], values: Values) -> Values:
-    """The same. Raises ``ScheduleError`` where it is no schedule."""
-    return values_back(target, said, values, schedule_back(target, said, values))
+    back = schedule.load_schedule(mapping.schedule_text(made, target.name))
+    return back, values_of(back)
 
 
 def _of_lines(target: Target, said: list[Said], values: Values) -> Values:

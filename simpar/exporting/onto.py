@@ -51,8 +51,7 @@ def onto(schedule: Schedule, to: str, path: Path, *, given: Mapping[str, str] | 
         what = f'simpar reads no file of {target.title} back'
         raise errors.refusal('--onto', what, 'leave it out, and copy the lines')
     said = target.settings(wanted)
-    back = export.schedule_back(target, said, wanted)
-    goal = export.values_back(target, said, wanted, back)
+    back, goal = export.read_back(target, said, wanted)
     text = document.text_of(path).replace('\r\n', '\n')
     variables = dict(given or {})
     edited = text
